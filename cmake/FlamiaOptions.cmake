@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+# Flags that every target of the project shares (link to flamia_options).
+add_library(flamia_options INTERFACE)
+target_compile_features(flamia_options INTERFACE cxx_std_20)
+# a*b+c must round the same with every instruction set: contraction is written out where it is wanted (numerics/platform.hpp)
+target_compile_options(flamia_options INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -ffp-contract=off -fno-math-errno -fno-trapping-math>)
+if(FLAMIA_SANITIZE)
+  target_compile_options(flamia_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${FLAMIA_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer>)
+  target_link_options(flamia_options INTERFACE -fsanitize=${FLAMIA_SANITIZE})
+endif()

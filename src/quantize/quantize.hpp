@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// One quantised form of Q, K, V or dO on the host: what the CPU backend computes with, what `flamia quantize` writes, and what the
+// GPU's codes and scales are compared with bit for bit.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "flamia/recipe.hpp"
+#include "flamia/types.hpp"
+#include "schedule/documents.hpp"
+
+namespace flamia::quantize {
+
+/// Codes and scales of a [tokens, heads, dim] tensor. Tokens after the last document have code 0.
+struct QuantisedTensor {
+  Quantisation form;
+  std::int64_t tokens = 0;
+  int heads = 0;
+  int dim = 0;
+  /// E4M3, E5M2, INT8: one byte an element, [tokens, heads, dim]. E2M1: [tokens, heads, dim / 2], low nibble = even channel.
+  /// BF16: two bytes an element, little endian.
+  std::vector<std::uint8_t> codes;
+  /// UE8M0 and E4M3: one byte a group; F32: four, little endian. Shape by group (numbers.md): tensor [1]; head [heads]; blocks of
+  /// r tokens x all channels [sum over documents of ceil(L / r), heads] in packed order (r = 1: [tokens, heads]); 1 x n along the
+  /// channels [tokens, heads, dim / n]; r x 1 along the tokens [sum of ceil(L / r), heads, dim].
+  std::vector<std::uint8_t> scales;
+  std::vector<std::int64_t> scale_shape;
+};
+
+struct QuantiseInput {
+  TensorView tensor;  // [tokens, heads, dim]
+  int heads = 0;
+  int dim = 0;
+  bool rotate = false;              // signs and Hadamard first (dim 64 or 128)
+  const float* divide_by = nullptr; // [heads, tokens] or null: rows are divided by it first (dO / l); 0 or +inf rows become zero rows
+};
+
+/// Quantises every document by itself (only `tensor` and `head` groups span documents). Result independent of `threads`.
+/// A group that holds NaN or infinity is flagged: codes 0, scale UE8M0 255 (E4M3 0x7f, F32 NaN), and counts in no maximum.
+Status quantise(const QuantiseInput& input, const schedule::Documents& documents, const Quantisation& form, int threads,
+                QuantisedTensor* out);
+
+/// Element values code * scale as FP32, [tokens, heads, dim]; flagged groups give NaN.
+std::vector<float> dequantise(const QuantisedTensor& tensor, const schedule::Documents& documents);
+
+}  // namespace flamia::quantize
