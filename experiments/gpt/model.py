@@ -46,7 +46,10 @@ def rotary_table(config: Config) -> Tensor:
 
 
 def rotate(x: Tensor, turn: Tensor) -> Tensor:
-    """Rotates channel pairs (c, c + head_dim / 2) of x [tokens, heads, head_dim] by turn [tokens, 2, head_dim / 2], in float32."""
+    """Turns the channel pairs (c, c + head_dim / 2) of x [tokens, heads, head_dim], in float32.
+
+    turn: float32 [tokens, 2, head_dim / 2], cosine and sine.
+    """
     a, b = x.float().chunk(2, dim=-1)
     cos, sin = turn[:, 0, None], turn[:, 1, None]
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)

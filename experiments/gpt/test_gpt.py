@@ -7,13 +7,14 @@ import csv
 import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import extract
 from corpus import read_corpus, write_corpus
 
 torch = pytest.importorskip("torch", reason="the GPT experiment needs PyTorch: pip install torch")
+np = pytest.importorskip("numpy", reason="the GPT experiment needs numpy: pip install numpy")
+pytest.importorskip("safetensors", reason="the GPT experiment needs safetensors: pip install safetensors")
 
 import attention as attentions  # noqa: E402
 import capture  # noqa: E402
@@ -63,8 +64,9 @@ def test_plain_text_is_cut_at_pages(tmp_path: Path) -> None:
 
 
 def test_markup_is_taken_off() -> None:
-    page = '.TH gcvt 3\n.\\" a comment\n.SH NAME\ngcvt \\- convert\n.PP\nThe\n.BR gcvt ()\nfunction \\fIadds\\fP\n.nf\n  a\n.B  b\n.fi\n'
-    assert extract.tidy(extract.man_page(page)) == "\ngcvt(3)\n\nNAME\ngcvt - convert\n\nThe gcvt() function adds\n  a\nb\n".lstrip("\n")
+    page = ('.TH gcvt 3\n.\\" a comment\n.SH NAME\ngcvt \\- convert\n.PP\nThe\n.BR gcvt ()\nfunction \\fIadds\\fP\n'
+            ".nf\n  a\n.B  b\n.fi\n")
+    assert extract.tidy(extract.man_page(page)) == "gcvt(3)\n\nNAME\ngcvt - convert\n\nThe gcvt() function adds\n  a\nb\n"
     assert extract.pod("=head1 NAME\n\nB<perl> and C<< a > b >> E<lt>\n\n=cut\n\ncode\n") == "NAME\n\nperl and a > b <"
     assert extract.html_page("<head><title>x</title></head><div class='navheader'>up</div><p>a <b>b</b>\n c</p>") == "a b c"
     assert extract.chapters("x\n1. One\ny\n2. Two\n", r"^\d\. ") == ["x\n", "1. One\ny\n", "2. Two\n"]
@@ -183,3 +185,15 @@ def test_tapped_gradient_against_finite_differences(corpus: Path) -> None:
     first, second = (float((call.o.grad * direction).sum()) for call in calls)
     assert slope == pytest.approx(first, rel=1e-2)
     assert slope != pytest.approx(second, rel=1e-2)  # the other layer's gradient must not pass
+
+
+@pytest.mark.parametrize(("name", "layer"), [("gpt-early", "1"), ("gpt-late", "5")])
+def test_committed_captures_are_what_their_readme_says(name: str, layer: str) -> None:
+    from safetensors import safe_open
+    with safe_open(Path(__file__).parents[2] / f"data/{name}.safetensors", "pt") as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}
+        facts = file.metadata()
+    assert (facts["layer"], facts["heads"], facts["steps"]) == (layer, "[0, 3, 6]", "6000")
+    assert tensors.pop("cu_seqlens").tolist() == [0, 62, 363, 610, 813, 1024]
+    assert all(x.shape == (1024, 3, 128) and x.dtype == torch.bfloat16 and x.isfinite().all() for x in tensors.values())
+    assert all(float(x.float().norm(dim=-1).min()) > 0 for x in tensors.values())  # no token was left unwritten

@@ -137,7 +137,8 @@ def load_checkpoint(path: Path, model: GPT, optimizer: torch.optim.AdamW, device
         raise FileNotFoundError(f"--resume: there is no {path}; start without --resume")
     state = torch.load(path, map_location=device, weights_only=True)
     if state["config"] != dataclasses.asdict(model.config):
-        raise ValueError(f"--resume: the checkpoint is of {state['config']}, this run asks for {dataclasses.asdict(model.config)}")
+        raise ValueError(f"--resume: the checkpoint is of {state['config']}, "
+                         f"this run asks for {dataclasses.asdict(model.config)}")
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["rng_cpu"].cpu())
