@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "recipe/named.hpp"
+
+#include <string>
+
+namespace flamia::recipe {
+namespace {
+
+// ---- forms ----
+
+constexpr Group blocks(int rows, int columns) { return {Group::Kind::blocks, rows, columns}; }
+
+constexpr Quantisation kBf16{};
+
+/// E4M3 with a power-of-two scale.
+constexpr Quantisation e4m3(Group group, ScaleRule rule = ScaleRule::ceil, bool sticky = false) {
+  return {Element::e4m3, group, ScaleType::ue8m0, rule, sticky};
+}
+constexpr Quantisation nvfp4(Group group, ScaleRule rule = ScaleRule::amax) {
+  return {Element::e2m1, group, ScaleType::e4m3, rule};
+}
+constexpr Quantisation mxfp4(Group group) { return {Element::e2m1, group, ScaleType::ue8m0, ScaleRule::floor}; }
+constexpr Quantisation int8(Group group) { return {Element::int8, group, ScaleType::f32, ScaleRule::amax}; }
+
+constexpr Quantisation kTokenBlock = e4m3(blocks(32, 0));
+constexpr Quantisation kToken = e4m3(blocks(1, 0));
+constexpr Quantisation kStickyToken = e4m3(blocks(1, 0), ScaleRule::ceil, true);
+constexpr Quantisation kTensor = e4m3({Group::Kind::tensor});
+/// P lies in [0, 1]: its scale is the constant 2^B of the row reference's rule.
+constexpr Quantisation kConstantP{Element::e4m3, {Group::Kind::constant}};
+
+constexpr OperandPolicy both(Quantisation form) { return {form, form}; }
+
+/// dQ: one exponent per query row and key tile; dK: one per 64 queries x 32 keys.
+constexpr OperandPolicy kTwoPayloads{e4m3(blocks(1, 128)), e4m3(blocks(64, 32))};
+
+/// Along the contraction of either product: 1 x n where that is the columns' axis, n x 1 where it is the rows'.
+template <class Form>
+constexpr OperandPolicy columns_then_rows(int n, Form form) {
+  return {form(blocks(1, n)), form(blocks(n, 1))};
+}
+template <class Form>
+constexpr OperandPolicy rows_then_columns(int n, Form form) {
+  return {form(blocks(n, 1)), form(blocks(1, n))};
+}
+
+// ---- recipes ----
+
+Recipe bf16() {
+  Recipe r;  // every operand BF16
+  r.one_ds_payload = true;
+  return r;
+}
+
+/// E4M3 training: the six operands given, the rest as numerics.md §0 settles it for every recipe.
+Recipe fp8(OperandPolicy q, OperandPolicy k, OperandPolicy v, OperandPolicy d_out) {
+  Recipe r;
+  r.q = q, r.k = k, r.v = v, r.d_out = d_out;
+  r.p = both(kConstantP);
+  r.d_s = kTwoPayloads;
+  r.rotate = true;
+  r.accumulation.dq_f16 = true;
+  return r;
+}
+
+Recipe mxfp8() { return fp8(both(kTokenBlock), both(kTokenBlock), both(kTokenBlock), both(kTokenBlock)); }
+Recipe mxfp8_exact() { return fp8(both(kToken), both(kStickyToken), both(kStickyToken), both(kToken)); }
+
+/// Q and K of the scores in NVFP4, 16 channels a scale.
+Recipe with_nvfp4_scores(Recipe r) {
+  r.q.first = r.k.first = nvfp4(blocks(1, 16), ScaleRule::amax_or_smaller);
+  return r;
+}
+
+Recipe nvfp4_full() {
+  const auto form = [](Group group) { return nvfp4(group); };
+  Recipe r = mxfp8();
+  r.q = r.k = r.d_out = columns_then_rows(16, form);
+  r.v = rows_then_columns(16, form);
+  r.p = r.d_s = columns_then_rows(16, form);
+  return r;
+}
+
+Recipe sage3() {
+  Recipe r;
+  r.q = r.k = both(nvfp4(blocks(1, 16)));
+  r.v = both(nvfp4(blocks(16, 1)));
+  r.p = both({Element::e2m1, blocks(1, 16), ScaleType::e4m3, ScaleRule::two_level});
+  r.smoothing = {true, true};
+  r.trains = false;
+  return r;
+}
+
+Recipe sagebwd() {
+  Recipe r;
+  r.q = both(int8(blocks(128, 0)));
+  r.k = both(int8(blocks(64, 0)));
+  r.v = {int8(blocks(64, 0)), kBf16};
+  r.d_out = {kBf16, int8(blocks(128, 0))};
+  r.p = {int8(blocks(1, 128)), int8(blocks(128, 64))};  // per token in O, per block in dV
+  r.d_s = both(int8(blocks(128, 64)));
+  r.one_ds_payload = true;
+  r.d_out_times_v_bf16 = true;
+  r.smoothing.k = true;
+  return r;
+}
+
+/// One power of two per tensor, so that every tile of every operand has the same exponent. dS cannot be scaled by a maximum over all
+/// tiles in one pass: it keeps the two payloads.
+Recipe fp8_tensor() {
+  Recipe r = fp8(both(kTensor), both(kTensor), both(kTensor), both(kTensor));
+  r.rotate = false;
+  return r;
+}
+
+Recipe mxfp8_floor() {
+  const auto form = [](Group group) { return e4m3(group, ScaleRule::floor); };
+  Recipe r =
+      fp8(columns_then_rows(32, form), columns_then_rows(32, form), rows_then_columns(32, form), columns_then_rows(32, form));
+  r.p = r.d_s = columns_then_rows(32, form);
+  r.rotate = false;
+  return r;
+}
+
+Recipe hwfp4_direct() {
+  Recipe r;
+  r.q = r.k = both(nvfp4(blocks(1, 16)));
+  r.v = both(mxfp4(blocks(32, 1)));
+  r.p = both({Element::e2m1, {Group::Kind::constant}});
+  r.softmax.exp2 = Exp2::direct;
+  r.trains = false;
+  return r;
+}
+
+}  // namespace
+
+std::span<const NamedRecipe> named_recipes() {
+  static const NamedRecipe table[] = {
+      {"bf16", "every operand in BF16: the baseline", "bf16", bf16()},
+      {"mxfp8", "E4M3, one power-of-two scale per 32 tokens, dS in two payloads (FLAMIA 8-bit, dS ours)", "mxfp8", mxfp8()},
+      {"mxfp8-exact",
+       "as mxfp8, scaled per token with sticky K and V: no later token reaches a query, in packed rows too (FLAMIA exact, ours)",
+       "mxfp8-exact", mxfp8_exact()},
+      {"nvfp4", "scores from NVFP4 Q and K, the other products as mxfp8 (FLAMIA mixed)", "mxfp8", with_nvfp4_scores(mxfp8())},
+      {"nvfp4-exact", "scores from NVFP4 Q and K, the other products as mxfp8-exact (ours)", "mxfp8-exact",
+       with_nvfp4_scores(mxfp8_exact())},
+      {"nvfp4-full", "NVFP4 everywhere, two copies of each of Q, K, V and dO (FLAMIA's ablation)", "mxfp8", nvfp4_full()},
+      {"sage3", "NVFP4, K and Q smoothed, two-level P; inference only (SageAttention3)", "mxfp8", sage3()},
+      {"sagebwd", "INT8 per block, K smoothed, dO times V in BF16 (8-bit training of SageAttention3)", "mxfp8", sagebwd()},
+      {"fp8-tensor", "E4M3, one power-of-two scale per tensor: leaks, for comparison (cuDNN FP8, FlashAttention-3 FP8)",
+       "fp8-tensor", fp8_tensor()},
+      {"mxfp8-floor", "E4M3, 32 elements a scale along each contraction, OCP floor rule: leaks, for comparison (cuDNN MXFP8)",
+       "mxfp8-floor", mxfp8_floor()},
+      {"hwfp4-direct",
+       "NVFP4 scores, MXFP4 V, P from the bits of the scores; inference only, for comparison (HW-FP4 FlashAttention-4)", "mxfp8",
+       hwfp4_direct()},
+  };
+  return table;
+}
+
+const NamedRecipe* find_named(std::string_view name) {
+  for (const NamedRecipe& named : named_recipes())
+    if (name == named.name) return &named;
+  return nullptr;
+}
+
+}  // namespace flamia::recipe
+
+namespace flamia {
+
+std::vector<std::string> recipe_names() {
+  std::vector<std::string> names;
+  for (const recipe::NamedRecipe& named : recipe::named_recipes()) names.emplace_back(named.name);
+  return names;
+}
+
+std::string recipe_summary(std::string_view name) {
+  const recipe::NamedRecipe* named = recipe::find_named(name);
+  return named ? named->summary : "";
+}
+
+}  // namespace flamia

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// The named recipes, as one table of data (system.md §3, numerics.md §0).
+#pragma once
+#include <span>
+#include <string_view>
+
+#include "flamia/recipe.hpp"
+
+namespace flamia::recipe {
+
+struct NamedRecipe {
+  const char* name;
+  const char* summary;  // one line: what it is and where it comes from
+  const char* instead;  // the nearest recipe that the CPU executes; itself if it does
+  Recipe recipe;
+};
+
+/// In the order of the documentation.
+std::span<const NamedRecipe> named_recipes();
+
+/// Null if there is no recipe of this name.
+const NamedRecipe* find_named(std::string_view name);
+
+}  // namespace flamia::recipe

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "recipe/rules.hpp"
+
+#include <cmath>
+
+#include "plan/architecture.hpp"
+#include "recipe/names.hpp"
+#include "recipe/text_fields.hpp"
+
+namespace flamia::recipe {
+namespace {
+
+using Kind = Group::Kind;
+
+constexpr int kTile = 128;
+
+bool of_tile(const Place& p) { return p.row.operand == Operand::p || p.row.operand == Operand::d_s; }
+bool is(const Place& p, Operand operand) { return p.row.operand == operand; }
+
+// ---- rules on one form ----
+
+struct FormRule {
+  bool (*broken)(const Place& p);
+  const char* sentence;
+};
+
+constexpr FormRule kFormRules[] = {
+    {[](const Place& p) { return p.form.group.kind != Kind::blocks && (p.form.group.rows != 0 || p.form.group.columns != 0); },
+     "rows and columns belong to blocks; set them to 0 for other groups"},
+    {[](const Place& p) { return p.form.group.rows < 0 || p.form.group.columns < 0; },
+     "rows and columns of a block are at least 0 (0 = all)"},
+    {[](const Place& p) {
+       return p.form.element == Element::bf16 && (p.form.group.kind != Kind::none || p.form.scale != ScaleType::none ||
+                                                  p.form.rule != ScaleRule::none || p.form.sticky);
+     },
+     "BF16 has no scale; use group none, scale none, rule none"},
+    {[](const Place& p) { return p.form.element != Element::bf16 && p.form.group.kind == Kind::none; },
+     "an 8-bit or 4-bit operand needs a scale group"},
+    {[](const Place& p) { return p.form.group.kind == Kind::constant && !of_tile(p); },
+     "a constant scale fits P, which lies in [0, 1], and no input; use tensor, head or blocks"},
+    {[](const Place& p) {
+       return p.form.group.kind == Kind::constant && (p.form.scale != ScaleType::none || p.form.rule != ScaleRule::none);
+     },
+     "a constant scale is not computed from the data; use scale none and rule none"},
+    {[](const Place& p) {
+       const bool scaled =
+           p.form.group.kind == Kind::tensor || p.form.group.kind == Kind::head || p.form.group.kind == Kind::blocks;
+       return p.form.element != Element::bf16 && scaled && (p.form.scale == ScaleType::none || p.form.rule == ScaleRule::none);
+     },
+     "a scale group needs a scale type (ue8m0, e4m3, f32) and a rule (ceil, floor, amax, ...)"},
+    {[](const Place& p) {
+       const bool power = p.form.rule == ScaleRule::ceil || p.form.rule == ScaleRule::floor;
+       return p.form.rule != ScaleRule::none && p.form.scale != ScaleType::none && power != (p.form.scale == ScaleType::ue8m0);
+     },
+     "the rules ceil and floor make powers of two (scale ue8m0); amax and its relatives make scales of type e4m3 or f32"},
+    {[](const Place& p) {
+       return p.form.element == Element::int8 && p.form.group.kind != Kind::none && p.form.group.kind != Kind::constant &&
+              (p.form.scale != ScaleType::f32 || p.form.rule != ScaleRule::amax);
+     },
+     "INT8 takes scale f32 with rule amax (amax / 127)"},
+    {[](const Place& p) {
+       return p.form.rule == ScaleRule::amax_or_smaller && (p.form.element != Element::e2m1 || p.form.scale != ScaleType::e4m3 ||
+                                                            p.form.group.rows != 1 || p.form.sticky || of_tile(p));
+     },
+     "rule amax_or_smaller is for E2M1 with scale e4m3 in blocks of one token of Q, K, V or dO, and not sticky"},
+    {[](const Place& p) {
+       return p.form.rule == ScaleRule::two_level &&
+              (!is(p, Operand::p) || p.form.element != Element::e2m1 || p.form.scale != ScaleType::e4m3);
+     },
+     "rule two_level is for P in E2M1 with scale e4m3"},
+    {[](const Place& p) { return p.form.sticky && p.form.group.kind != Kind::blocks; },
+     "sticky needs blocks: a scale for the tensor or a head has no earlier group"},
+    {[](const Place& p) { return p.form.sticky && (is(p, Operand::q) || is(p, Operand::d_out)); },
+     "sticky exponents of Q or dO would let dK and dV see earlier queries; sticky is for K and V"},
+    {[](const Place& p) { return p.form.sticky && of_tile(p); },
+     "P and dS live in one tile and have no earlier group; sticky is for K and V"},
+    {[](const Place& p) { return !(p.form.tensor_scale > 0.f) || !std::isfinite(p.form.tensor_scale); },
+     "the tensor scale must be positive and finite"},
+    {[](const Place& p) { return p.form.tensor_scale != 1.f && p.form.scale != ScaleType::e4m3; },
+     "a tensor scale goes with scales of type e4m3"},
+    {[](const Place& p) {
+       const auto fits = [](int n) { return n == 0 || (n > 0 && n <= kTile && kTile % n == 0); };
+       return of_tile(p) && p.form.group.kind == Kind::blocks && (!fits(p.form.group.rows) || !fits(p.form.group.columns));
+     },
+     "blocks of P and dS must divide the 128 x 128 tile"},
+    {[](const Place& p) { return of_tile(p) && p.form.group.kind == Kind::head; },
+     "P and dS have no scale per head; use constant, tensor or blocks"},
+    {[](const Place& p) { return is(p, Operand::d_s) && p.form.group.kind == Kind::constant; },
+     "the size of dS depends on the data and the length (P is about 1 / length); a constant loses 99 % of it to zero. Use blocks"},
+    {[](const Place& p) {
+       // hardware scales cover 16 or 32 elements along the contraction; anything finer, and any F32 scale that cannot be folded, fits nowhere
+       const int step = changes_along_contraction(p, kTile);
+       const bool foldable = !of_tile(p) && p.use.contracts != Axis::channels && p.form.group.columns == 0;
+       const int hardware = p.form.scale == ScaleType::e4m3 ? 16 : 32;
+       return step > 0 && !foldable && (p.form.scale == ScaleType::f32 || step % hardware != 0);
+     },
+     "the scale changes along the contraction in steps that no MMA applies (16 elements for e4m3, 32 for ue8m0) and that cannot be "
+     "folded "
+     "into P or dS; use a second form grouped along the other axis, or all channels"},
+};
+
+// ---- rules on the whole recipe ----
+
+struct RecipeRule {
+  bool (*broken)(const Recipe& r);
+  const char* sentence;
+};
+
+bool approximate(Exp2 kind) { return kind == Exp2::mitchell || kind == Exp2::schraudolph || kind == Exp2::direct; }
+
+constexpr RecipeRule kRecipeRules[] = {
+    {[](const Recipe& r) { return r.trains && approximate(r.softmax.exp2); },
+     "exp2 mitchell, schraudolph and direct are approximations for inference; a recipe that trains uses hardware or poly"},
+    {[](const Recipe& r) { return r.trains && r.smoothing.q; },
+     "smoothing Q has no backward pass here; for training smooth K only, or set trains=off"},
+    {[](const Recipe& r) {
+       return r.trains && (r.p.first.rule == ScaleRule::two_level || r.p.second.rule == ScaleRule::two_level);
+     },
+     "two-level P is for inference; for training give P a constant or blocks"},
+    {[](const Recipe& r) { return r.softmax.polynomial_degree < 2 || r.softmax.polynomial_degree > 4; },
+     "the polynomial of exp2 has degree 2, 3 or 4"},
+    {[](const Recipe& r) { return r.softmax.polynomial_sixteenths < 0 || r.softmax.polynomial_sixteenths > 16; },
+     "the polynomial's share of the keys is 0 to 16 sixteenths"},
+    {[](const Recipe& r) { return r.softmax.reference == RowReferenceRule::tilesum && r.p.first.element != Element::e4m3; },
+     "ref=tilesum reads the sum of E4M3 codes of P; with another P use ref=phase32"},
+    {[](const Recipe& r) { return r.softmax.reference == RowReferenceRule::tilesum && r.softmax.sum != SumOf::codes; },
+     "ref=tilesum needs l=codes: the sum that makes l proves that nothing saturated"},
+    {[](const Recipe& r) { return r.one_ds_payload && r.d_s.first != r.d_s.second; },
+     "one payload of dS serves both products, so both forms must be equal; set payloads=2 or make ds1 and ds2 equal"},
+    {[](const Recipe& r) {
+       return r.d_out_times_v_bf16 != (r.d_out.first.element == Element::bf16 && r.v.second.element == Element::bf16) &&
+              (r.d_out_times_v_bf16 || r.p.first.element != Element::bf16);
+     },
+     "dov-bf16=on means that dO (do1) and V (v2) stay BF16 in dP, and both do so only with it (or in an all-BF16 recipe)"},
+    {[](const Recipe& r) {
+       const auto fits = [](int n) { return n == 0 || n == 32 || n == 64 || n == 128; };
+       return !fits(r.accumulation.promote_keys) || !fits(r.accumulation.promote_queries);
+     },
+     "promotion intervals are 0 (never), 32, 64 or 128"},
+    {[](const Recipe& r) { return r.accumulation.model == AccumulatorModel::hopper13 && r.q.first.element == Element::bf16; },
+     "acc=hopper13 models the FP8 accumulator; BF16 products are added in FP32 (acc=native)"},
+};
+
+/// Products whose two operands no instruction multiplies.
+void check_products(const Recipe& recipe, std::vector<std::string>* found) {
+  const std::vector<Place> all = places(recipe, !recipe.trains);
+  for (std::size_t i = 0; i < all.size(); ++i)
+    for (std::size_t j = i + 1; j < all.size(); ++j) {
+      if (all[i].use.product != all[j].use.product) continue;
+      if (plan::precision_of(all[i].form.element) == plan::precision_of(all[j].form.element)) continue;
+      found->push_back(std::string(name_of(all[i].use.product)) + " multiplies " + all[i].row.name + " in " +
+                       word_of(all[i].form.element) + " with " + all[j].row.name + " in " + word_of(all[j].form.element) +
+                       "; no MMA mixes them, so give both the same width");
+    }
+}
+
+}  // namespace
+
+const OperandPolicy& policy_of(const Recipe& recipe, Operand operand) {
+  switch (operand) {
+    case Operand::q:
+      return recipe.q;
+    case Operand::k:
+      return recipe.k;
+    case Operand::v:
+      return recipe.v;
+    case Operand::d_out:
+      return recipe.d_out;
+    case Operand::p:
+      return recipe.p;
+    case Operand::d_s:
+      break;
+  }
+  return recipe.d_s;
+}
+
+std::vector<Place> places(const Recipe& recipe, bool inference) {
+  std::vector<Place> all;
+  for (const OperandRow& row : kOperands) {
+    const OperandPolicy& policy = policy_of(recipe, row.operand);
+    for (const bool second : {false, true}) {
+      const Use& use = second ? row.second : row.first;
+      if (inference && use.product != Product::s && use.product != Product::o) continue;
+      all.push_back({row, use, second ? policy.second : policy.first, second});
+    }
+  }
+  return all;
+}
+
+const char* name_of(Product product) {
+  constexpr const char* kNames[] = {"S", "O", "dP", "dV", "dQ", "dK"};
+  return kNames[static_cast<std::size_t>(product)];
+}
+const char* name_of(Axis axis) {
+  constexpr const char* kNames[] = {"channels", "queries", "keys"};
+  return kNames[static_cast<std::size_t>(axis)];
+}
+std::string name_of(const Place& place) { return std::string(place.row.name) + " in " + name_of(place.use.product); }
+
+int changes_along_contraction(const Place& place, int head_dim) {
+  const Group& group = place.form.group;
+  if (group.kind != Kind::blocks) return 0;
+  const bool along_columns = place.use.contracts == place.row.columns;
+  const int step = along_columns ? group.columns : group.rows;
+  const int whole = place.use.contracts == Axis::channels ? head_dim : kPartialSum;
+  return step > 0 && step < whole ? step : 0;
+}
+
+std::vector<std::string> violations(const Recipe& recipe) {
+  std::vector<std::string> found;
+  for (const FormRule& rule : kFormRules) {
+    std::string where;
+    for (const Place& place : places(recipe, !recipe.trains))
+      if (rule.broken(place)) where += (where.empty() ? "" : ", ") + name_of(place) + " (" + form_text(place.form) + ")";
+    if (!where.empty()) found.push_back(where + ": " + rule.sentence);
+  }
+  for (const RecipeRule& rule : kRecipeRules)
+    if (rule.broken(recipe)) found.emplace_back(rule.sentence);
+  check_products(recipe, &found);
+  return found;
+}
+
+}  // namespace flamia::recipe
