@@ -12,21 +12,51 @@ inline constexpr std::uint32_t kRotationSigns[4] = {0x243F6A88u, 0x85A308D3u, 0x
 
 FLAMIA_FN constexpr bool rotation_supported(int d) { return d == 64 || d == 128; }
 
+namespace detail {
+struct SignMasks {
+  std::uint32_t of[128];
+};
+constexpr SignMasks sign_masks() {
+  SignMasks masks{};
+  for (int c = 0; c < 128; ++c) masks.of[c] = (kRotationSigns[c / 32] << (c % 32)) & 0x80000000u;
+  return masks;
+}
+inline constexpr SignMasks kSignMasks = sign_masks();
+}  // namespace detail
+
 /// 0x80000000 where channel c is negated, else 0.
 FLAMIA_FN std::uint32_t rotation_sign(int c) {
 #if defined(__CUDA_ARCH__)
   const std::uint32_t word = c < 32 ? 0x243F6A88u : c < 64 ? 0x85A308D3u : c < 96 ? 0x13198A2Eu : 0x03707344u;
-#else
-  const std::uint32_t word = kRotationSigns[c / 32];
-#endif
   return (word << (c % 32)) & 0x80000000u;
+#else
+  return detail::kSignMasks.of[c];  // a table: not every instruction set shifts lanes by different amounts
+#endif
 }
 
 FLAMIA_FN float rotation_norm(int d) { return float_of(d == 128 ? 0x3DB504F3u : 0x3E000000u); }
 
+#if !defined(__CUDACC__)
+namespace detail {
+/// Eight channels. Stages h = 1, 2, 4 exchange lanes of one vector, the others add whole vectors; the same additions either way.
+using Lanes [[gnu::vector_size(32)]] = float;
+using LaneBits [[gnu::vector_size(32)]] = std::int32_t;
+
+/// Lane i becomes lane(i ^ H) + (bit H of i set ? -lane(i) : lane(i)), that is a + b and a - b.
+template <int H>
+FLAMIA_FN void butterfly_inside(Lanes& x) {
+  const auto minus = [](int i) { return i & H ? INT32_MIN : 0; };
+  const LaneBits sign{minus(0), minus(1), minus(2), minus(3), minus(4), minus(5), minus(6), minus(7)};
+  const Lanes partner = __builtin_shufflevector(x, x, 0 ^ H, 1 ^ H, 2 ^ H, 3 ^ H, 4 ^ H, 5 ^ H, 6 ^ H, 7 ^ H);
+  x = partner + reinterpret_cast<Lanes>(reinterpret_cast<LaneBits>(x) ^ sign);
+}
+}  // namespace detail
+#endif
+
 /// In place on one row of D channels.
 template <int D>
 FLAMIA_FN void butterfly(float* x) {
+#if defined(__CUDACC__)
   for (int h = 1; h < D; h *= 2)
     for (int block = 0; block < D; block += 2 * h)
       for (int c = block; c < block + h; ++c) {
@@ -35,6 +65,26 @@ FLAMIA_FN void butterfly(float* x) {
         x[c + h] = add(a, -b);
       }
   for (int c = 0; c < D; ++c) x[c] = mul(x[c], rotation_norm(D));
+#else
+  static_assert(D % 8 == 0);
+  constexpr int n = D / 8;
+  detail::Lanes lanes[n];
+  __builtin_memcpy(lanes, x, sizeof lanes);
+  for (int i = 0; i < n; ++i) {
+    detail::butterfly_inside<1>(lanes[i]);
+    detail::butterfly_inside<2>(lanes[i]);
+    detail::butterfly_inside<4>(lanes[i]);
+  }
+  for (int h = 1; h < n; h *= 2)
+    for (int block = 0; block < n; block += 2 * h)
+      for (int i = block; i < block + h; ++i) {
+        const detail::Lanes a = lanes[i], b = lanes[i + h];
+        lanes[i] = a + b;
+        lanes[i + h] = a - b;
+      }
+  for (int i = 0; i < n; ++i) lanes[i] *= rotation_norm(D);
+  __builtin_memcpy(x, lanes, sizeof lanes);
+#endif
 }
 
 template <int D>

@@ -24,7 +24,7 @@ FLAMIA_FN std::uint32_t bits_of(float x) {
 #if defined(__CUDA_ARCH__)
   return __float_as_uint(x);
 #else
-  return std::bit_cast<std::uint32_t>(x);
+  return __builtin_bit_cast(std::uint32_t, x);  // std::bit_cast is a function that could stay out of line (see above)
 #endif
 }
 
@@ -32,7 +32,7 @@ FLAMIA_FN float float_of(std::uint32_t u) {
 #if defined(__CUDA_ARCH__)
   return __uint_as_float(u);
 #else
-  return std::bit_cast<float>(u);
+  return __builtin_bit_cast(float, u);
 #endif
 }
 

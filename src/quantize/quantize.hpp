@@ -31,8 +31,9 @@ struct QuantiseInput {
   TensorView tensor;  // [tokens, heads, dim]
   int heads = 0;
   int dim = 0;
-  bool rotate = false;              // signs and Hadamard first (dim 64 or 128)
-  const float* divide_by = nullptr; // [heads, tokens] or null: rows are divided by it first (dO / l); 0 or +inf rows become zero rows
+  bool rotate = false;  // signs and Hadamard first (dim 64 or 128)
+  const float* divide_by =
+      nullptr;  // [heads, tokens] or null: rows are divided by it first (dO / l); 0 or +inf rows become zero rows
 };
 
 /// Quantises every document by itself (only `tensor` and `head` groups span documents). Result independent of `threads`.

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host quantiser: every form of Q, K, V and dO, into memory that the caller owns (layout: form.hpp). What each rule computes:
+//
+//   magnitude   amax of the group over its elements as they are encoded, that is after the division by l and the rotation
+//   flagged     a block of rows (all its channels; the tensor or head for those groups) that holds NaN or infinity: codes 0, scale
+//   byte
+//               255 (UE8M0), 0x7f (E4M3) or NaN (F32), and it counts in no maximum (numerics.md §10). BF16 has no scale and keeps
+//               them.
+//   sticky      the scale is the maximum over the document's blocks up to this one, flagged ones left out
+//   ceil, floor e by numerics/exponent.hpp; code = encode(x * 2^-e), exact up to the final rounding
+//   amax, F32   scale = fl(amax / largest), largest = 448, 57344, 6 or 127; code = encode(fl(x / scale)); scale 0 -> codes 0
+//   amax, E4M3  byte = E4M3(fl(amax / fl(largest * tensor_scale))), s = fl(value(byte) * tensor_scale); code = encode(fl(x / s)); s
+//   = 0 -> codes 0 amax_or_smaller  as amax with 6 or 4 for E2M1's largest: 4 if the sum over the group, in channel order and FP32,
+//   of
+//               (code * s - x)^2 is smaller with it
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "flamia/recipe.hpp"
+#include "flamia/status.hpp"
+#include "quantize/form.hpp"
+#include "quantize/quantize.hpp"
+#include "quantize/rows.hpp"
+#include "schedule/documents.hpp"
+
+namespace flamia::quantize {
+
+/// Codes and scales of input.tensor, [documents.tokens(), heads, dim]. `codes` holds codes_bytes() or more, `scales` scale_bytes()
+/// or more; exactly that much is written. Tokens after the last document have code 0 (and scale 0). Every document by itself,
+/// except for `tensor` and `head` groups. The result does not depend on `threads` (0 = all cores) or the machine. Allocates a few
+/// rows a thread.
+Status quantise_into(const QuantiseInput& input, const schedule::Documents& documents, const Quantisation& form, int threads,
+                     std::span<std::uint8_t> codes, std::span<std::uint8_t> scales);
+
+/// The same with given inner loops (for tests).
+Status quantise_into(const QuantiseInput& input, const schedule::Documents& documents, const Quantisation& form, int threads,
+                     std::span<std::uint8_t> codes, std::span<std::uint8_t> scales, const RowKernels& kernels);
+
+}  // namespace flamia::quantize

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "quantize/quantize.hpp"
+
+#include <algorithm>
+
+#include "quantize/encode.hpp"
+#include "quantize/scale.hpp"
+
+namespace flamia::quantize {
+
+Status quantise(const QuantiseInput& input, const schedule::Documents& documents, const Quantisation& form, int threads,
+                QuantisedTensor* out) {
+  if (Status status = check_form(form, input.dim); !status.ok()) return status;
+  if (input.heads <= 0 || input.dim <= 0) return quantise_into(input, documents, form, threads, {}, {});  // says what is wrong
+  QuantisedTensor made;
+  made.form = form;
+  made.tokens = documents.tokens();
+  made.heads = input.heads;
+  made.dim = input.dim;
+  made.codes.resize(static_cast<std::size_t>(codes_bytes(form, made.tokens, made.heads, made.dim)));
+  made.scales.resize(static_cast<std::size_t>(scale_bytes(form, documents, made.heads, made.dim)));
+  made.scale_shape = scale_shape(form, documents, made.heads, made.dim);
+  if (Status status = quantise_into(input, documents, form, threads, made.codes, made.scales); !status.ok()) return status;
+  *out = std::move(made);
+  return {};
+}
+
+namespace {
+
+float code_value(const QuantisedTensor& tensor, std::int64_t row, int c) {
+  const std::uint8_t* codes = tensor.codes.data() + row * row_bytes(tensor.form.element, tensor.dim);
+  switch (tensor.form.element) {
+    case Element::bf16:
+      return numerics::decode_bf16(static_cast<std::uint16_t>(codes[2 * c] | codes[2 * c + 1] << 8));
+    case Element::e4m3:
+      return numerics::decode<numerics::kE4M3>(codes[c]);
+    case Element::e5m2:
+      return numerics::decode<numerics::kE5M2>(codes[c]);
+    case Element::e2m1:
+      return numerics::decode<numerics::kE2M1>(c % 2 == 0 ? codes[c / 2] & 15u : codes[c / 2] >> 4);
+    case Element::int8:
+      return numerics::decode_int8(static_cast<std::int8_t>(codes[c]));
+  }
+  return 0.f;
+}
+
+}  // namespace
+
+std::vector<float> dequantise(const QuantisedTensor& tensor, const schedule::Documents& documents) {
+  const Group& group = tensor.form.group;
+  const bool blocks = group.kind == Group::Kind::blocks;
+  const std::int64_t rows = rows_of(group), groups = column_groups(group, tensor.dim);
+  const std::int64_t width = group.columns == 0 ? tensor.dim : group.columns;
+  std::vector<float> values(static_cast<std::size_t>(tensor.tokens * tensor.heads * tensor.dim), 0.f);
+  std::int64_t first_block = 0;
+  for (const schedule::DocumentRange& range : documents.ranges()) {
+    for (std::int64_t position = 0; position < range.length; ++position)
+      for (int head = 0; head < tensor.heads; ++head) {
+        const std::int64_t row = (range.start + position) * tensor.heads + head;
+        const std::int64_t slot = blocks ? ((first_block + position / rows) * tensor.heads + head) * groups
+                                  : group.kind == Group::Kind::head ? head
+                                                                    : 0;
+        for (int c = 0; c < tensor.dim; ++c) {
+          const std::uint32_t stored =
+              tensor.scales.empty() ? 0 : read_scale(tensor.form.scale, tensor.scales.data(), slot + (blocks ? c / width : 0));
+          values[static_cast<std::size_t>(row * tensor.dim + c)] =
+              numerics::mul(code_value(tensor, row, c), scale_value(tensor.form, stored));
+        }
+      }
+    first_block += (range.length + rows - 1) / rows;
+  }
+  return values;
+}
+
+}  // namespace flamia::quantize

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "numerics/hadamard.hpp"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace flamia::numerics {
+namespace {
+
+template <class D>
+class Rotation : public testing::Test {};
+using Dims = testing::Types<std::integral_constant<int, 64>, std::integral_constant<int, 128>>;
+TYPED_TEST_SUITE(Rotation, Dims);
+
+std::vector<float> random_row(int d, unsigned seed) {
+  std::mt19937 bits(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(static_cast<std::size_t>(d));
+  for (float& v : x) v = normal(bits);
+  return x;
+}
+
+/// The definition in numerics.md §5, written out: stages h = 1, 2, 4, ...; every pair (c, c + h), bit h of c clear.
+std::vector<float> rotated_by_definition(std::vector<float> x, int first_stage_log2 = 0, bool signs = true) {
+  static const char kPi[] = "243F6A8885A308D313198A2E03707344";
+  const int d = static_cast<int>(x.size());
+  const int stages = std::countr_zero(static_cast<unsigned>(d));
+  for (int c = 0; c < d; ++c) {
+    const int digit = std::stoi(std::string(1, kPi[c / 4]), nullptr, 16);
+    if (signs && (digit >> (3 - c % 4) & 1)) x[static_cast<std::size_t>(c)] = -x[static_cast<std::size_t>(c)];
+  }
+  for (int s = 0; s < stages; ++s) {
+    const int h = 1 << (s + first_stage_log2) % stages;
+    for (int c = 0; c < d; ++c) {
+      if (c & h) continue;
+      const float a = x[static_cast<std::size_t>(c)], b = x[static_cast<std::size_t>(c + h)];
+      x[static_cast<std::size_t>(c)] = a + b;
+      x[static_cast<std::size_t>(c + h)] = a - b;
+    }
+  }
+  const float norm = d == 128 ? std::bit_cast<float>(0x3DB504F3u) : 0.125f;
+  for (float& v : x) v *= norm;
+  return x;
+}
+
+TYPED_TEST(Rotation, IsBitForBitTheDefinition) {
+  constexpr int d = TypeParam::value;
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    std::vector<float> x = random_row(d, seed);
+    const std::vector<float> expected = rotated_by_definition(x);
+    rotate<d>(x.data());
+    for (int c = 0; c < d; ++c)
+      ASSERT_EQ(bits_of(x[static_cast<std::size_t>(c)]), bits_of(expected[static_cast<std::size_t>(c)])) << c;
+  }
+}
+
+// Control: another order of the stages is the same matrix but other bits.
+TYPED_TEST(Rotation, ControlAnotherOrderIsCaught) {
+  int differing = 0;
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    const std::vector<float> x = random_row(TypeParam::value, seed);
+    differing += rotated_by_definition(x) != rotated_by_definition(x, 1);
+  }
+  EXPECT_GT(differing, 10);
+}
+
+TYPED_TEST(Rotation, IsTheSylvesterMatrixTimesTheSigns) {
+  constexpr int d = TypeParam::value;
+  for (int c = 0; c < d; ++c) {  // columns: unit vectors are rotated without rounding
+    std::vector<float> x(d, 0.f);
+    x[static_cast<std::size_t>(c)] = 1.f;
+    rotate<d>(x.data());
+    const float sign = rotation_sign(c) ? -1.f : 1.f;
+    for (int r = 0; r < d; ++r) {
+      const bool odd = std::popcount(static_cast<unsigned>(r & c)) % 2 != 0;  // H[r][c] = (-1)^popcount(r & c)
+      ASSERT_EQ(x[static_cast<std::size_t>(r)], sign * (odd ? -1.f : 1.f) * rotation_norm(d)) << r << " " << c;
+    }
+  }
+}
+
+TYPED_TEST(Rotation, BackUndoesItAndScoresAreInvariant) {
+  constexpr int d = TypeParam::value;
+  for (unsigned seed = 0; seed < 50; ++seed) {
+    const std::vector<float> q = random_row(d, seed), k = random_row(d, seed + 1000);
+    std::vector<float> rotated_q = q, rotated_k = k;
+    rotate<d>(rotated_q.data());
+    rotate<d>(rotated_k.data());
+    const double score = std::inner_product(q.begin(), q.end(), k.begin(), 0.0);
+    const double norm =
+        std::sqrt(std::inner_product(q.begin(), q.end(), q.begin(), 0.0) * std::inner_product(k.begin(), k.end(), k.begin(), 0.0));
+    const double bound = 1e-6 * norm;  // 7 stages and a product of relative 2^-24 each, random signs
+    EXPECT_NEAR(std::inner_product(rotated_q.begin(), rotated_q.end(), rotated_k.begin(), 0.0), score, bound);
+    // control: one operand rotated, the other not
+    EXPECT_GT(std::fabs(std::inner_product(rotated_q.begin(), rotated_q.end(), k.begin(), 0.0) - score), bound);
+    rotate_back<d>(rotated_q.data());
+    for (int c = 0; c < d; ++c) ASSERT_NEAR(rotated_q[static_cast<std::size_t>(c)], q[static_cast<std::size_t>(c)], 4e-6f);
+  }
+}
+
+TEST(RotationSigns, AreTheBitsOfPi) {
+  // pi - 3 = 0x0.243F6A88 85A308D3 13198A2E 03707344...; the leading 50 bits from the double nearest to pi
+  const double fraction = 3.141592653589793 - 3.0;
+  for (int c = 0; c < 48; ++c)
+    EXPECT_EQ(rotation_sign(c) != 0, (static_cast<std::uint64_t>(std::ldexp(fraction, c + 1)) & 1u) != 0) << c;
+  EXPECT_EQ(rotation_norm(64), 0.125f);
+  EXPECT_EQ(rotation_norm(128), static_cast<float>(1.0 / std::sqrt(128.0)));
+}
+
+}  // namespace
+}  // namespace flamia::numerics
