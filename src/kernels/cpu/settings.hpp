@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// A recipe and a problem, lowered to the plain numbers that the tile code works with.
+#pragma once
+#include <cstdint>
+
+#include "flamia/attention.hpp"
+#include "flamia/recipe.hpp"
+#include "numerics/accumulate.hpp"
+#include "numerics/exp2.hpp"
+#include "numerics/softmax.hpp"
+#include "schedule/mask.hpp"
+
+namespace flamia::cpu {
+
+/// How P or dS is rounded for one of its products.
+struct Payload {
+  enum class Kind : std::uint8_t {
+    plain,     // BF16, no scale
+    constant,  // P: times 2^B (in the argument of exp2); dS: times 2^8
+    tensor,    // dS: one scale for the call, from a pass of its own
+    blocks,    // one exponent per block of the 128 x 128 tile
+  };
+  Kind kind = Kind::plain;
+  Element element = Element::bf16;
+  bool floor = false;                  // exponent rule of blocks and tensor
+  bool amax = false;                   // tensor: scale = amax / 448 in FP32, not a power of two
+  int rows = schedule::kTile;          // of a block: queries
+  int columns = schedule::kTile;       // of a block: keys
+};
+
+struct Settings {
+  // problem
+  std::int64_t tokens = 0;
+  int query_heads = 0, key_heads = 0, head_dim = 0;
+  schedule::MaskReach reach;
+  float scale = 0.f;       // c
+  float scale_log2 = 0.f;  // FP32(c * log2 e)
+  // softmax
+  numerics::RowReference reference = numerics::RowReference::phase32;
+  int code_exponent = 0;  // B: codes of P carry 2^B
+  numerics::Exp2Kind exp2 = numerics::Exp2Kind::hardware;
+  int polynomial_degree = 3, polynomial_sixteenths = 0;
+  bool sum_unrounded = false;       // l adds P before rounding (a control)
+  bool gradient_of_codes = false;   // dS uses the codes of P
+  // dO itself and P = exp2(t - lse) in the backward pass, as FlashAttention; else dO / l and P = exp2(t - m). For unquantised dO.
+  bool classical = false;
+  // payloads
+  Payload p_first, p_second, ds_first, ds_second;
+  bool one_ds_payload = false;
+  // accumulation
+  numerics::Accumulator accumulator = numerics::Accumulator::fp32;
+  int promote_keys = 128, promote_queries = 64;  // 0: never
+  bool dq_f16 = false, prescale_sequence = false;
+  // on tiles that the right edge of the mask cuts: V (and K for dQ) with an exponent per key
+  bool fold_v = false, fold_k = false;
+  bool rotate = false;
+};
+
+/// Errors say which field this backend does not compute, and what it does.
+Status lower(const Problem& problem, const Recipe& recipe, Settings* settings);
+
+/// threads, or all cores for 0.
+int thread_count(int threads);
+
+}  // namespace flamia::cpu

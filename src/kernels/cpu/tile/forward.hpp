@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// The forward pass of one tile of 128 queries (numerics.md §8):
+//
+//   for key tiles that some query sees, highest first:
+//     y  = K Qt * 2^eK            t = y * rho
+//     m  moves by the row's own scores (reference.hpp)
+//     P^ = code(exp2(t + B + eV - R - m)),  l <- l * 2^(m_old - m_new) + sum of code(exp2(t + B - m)) * 2^-B
+//     A  <- A * 2^(m_old - m_new) + (P^ V^) * 2^R
+//   O = A * 2^-B / l,  LSE = (m + log2 l) ln 2
+#pragma once
+#include "kernels/cpu/dense.hpp"
+#include "kernels/cpu/tile/accumulate.hpp"
+#include "kernels/cpu/tile/payload.hpp"
+#include "kernels/cpu/tile/reference.hpp"
+
+namespace flamia::cpu::FLAMIA_ISA {
+
+namespace detail {
+
+/// Counts what rounding x to code did, over lanes [first, last).
+static void count_p(Element element, const float* x, const float* code, int first, int last, ProbeCounts* counts) {
+  counts->pairs += last - first;
+  for (int i = first; i < last; ++i) {
+    counts->p_zero += x[i] != 0.f && code[i] == 0.f;
+    counts->p_saturated += saturates(element, x[i]);
+  }
+}
+
+static void store_codes(const TileShape& t, const Document& document, std::int64_t tokens, int key, int first, int last, const float* code, float* matrix) {
+  for (int i = first; i < last; ++i) matrix[(document.start + t.q0 + i) * tokens + document.start + t.k0 + key] = code[i];
+}
+
+/// P with the constant factor 2^B (or BF16, B = 0) into p; the codes' sum into rows.sum.
+static void constant_p(const ForwardCall& call, const Item& item, const TileShape& t, bool folded, const float* y, float* p, TileRows& rows, ProbeCounts* counts, float* codes) {
+  const Settings& s = *call.settings;
+  const float b = static_cast<float>(s.code_exponent);
+  alignas(64) float shift[kTile], plain[kTile];
+  for (int i = 0; i < t.width; ++i) {
+    rows.sum[i] = 0.f;
+    rows.base[i] = numerics::add(b, -rows.m[i]);
+    rows.fold[i] = numerics::add(b, -static_cast<float>(rows.reference[i]));
+    plain[i] = -rows.m[i];
+  }
+  for (int j = 0; j < t.keys; ++j) {
+    const int first = rows.first[j], last = rows.last[j];
+    float* out = p + j * kTile;
+    const float* scores_of_key = y + j * kTile;
+    if (first == last) {
+      for (int i = 0; i < t.width; ++i) out[i] = 0.f;
+      continue;
+    }
+    probabilities(s, j, scores_of_key, rows.rho, rows.base, t.width, rows.lane);  // unfolded
+    round_lanes(s.p_first.element, rows.lane, rows.code, t.width);
+    if (codes) store_codes(t, item.document, s.tokens, j, first, last, rows.code, codes);
+    const float* addend = rows.code;
+    if (s.sum_unrounded) {
+      if (s.code_exponent != 0) probabilities(s, j, scores_of_key, rows.rho, plain, t.width, rows.lane);
+      addend = rows.lane;
+    }
+    for (int i = 0; i < t.width; ++i) rows.sum[i] = numerics::add(rows.sum[i], (i >= first) & (i < last) ? addend[i] : 0.f);
+    if (!folded) {
+      for (int i = 0; i < t.width; ++i) out[i] = rows.code[i];
+      if (counts) probabilities(s, j, scores_of_key, rows.rho, rows.base, t.width, rows.lane);
+    } else {
+      const float exponent = static_cast<float>(rows.v_exponent[j]);
+      for (int i = 0; i < t.width; ++i) shift[i] = numerics::add(numerics::add(rows.fold[i], exponent), -rows.m[i]);
+      probabilities(s, j, scores_of_key, rows.rho, shift, t.width, rows.lane);
+      round_lanes(s.p_first.element, rows.lane, out, t.width);
+    }
+    if (counts) count_p(s.p_first.element, rows.lane, out, first, last, counts);
+    mask_lanes(out, first, last, t.width);
+  }
+}
+
+/// P with exponents of its own blocks along the keys; values with the exponents multiplied in.
+static void block_p(const ForwardCall& call, const TileShape& t, const float* y, const Buffers& b, ProbeCounts* counts) {
+  const Settings& s = *call.settings;
+  TileRows& rows = *b.rows;
+  for (int i = 0; i < t.width; ++i) {
+    rows.sum[i] = 0.f;
+    rows.base[i] = -rows.m[i];
+  }
+  for (int j = 0; j < t.keys; ++j) {
+    probabilities(s, j, y + j * kTile, rows.rho, rows.base, t.width, b.payload + j * kTile);
+    mask_lanes(b.payload + j * kTile, rows.first[j], rows.last[j], t.width);
+  }
+  const BlockExponents exponents = block_exponents(s.p_first, b.payload, t, -1, b);
+  for (int j = 0; j < t.keys; ++j) {
+    const float* x = b.payload + j * kTile;
+    float* out = b.p + j * kTile;
+    const int* e = exponents.row(j);
+    round_with_exponents(s.p_first, x, e, t.width, out);
+    if (counts) {
+      for (int i = 0; i < t.width; ++i) rows.lane[i] = numerics::mul(x[i], numerics::pow2(-e[i]));
+      count_p(s.p_first.element, rows.lane, out, rows.first[j], rows.last[j], counts);
+    }
+    for (int i = 0; i < t.width; ++i) {
+      out[i] = times_pow2(out[i], e[i]);
+      rows.sum[i] = numerics::add(rows.sum[i], s.sum_unrounded ? x[i] : out[i]);
+    }
+  }
+}
+
+/// Earlier codes of a row follow its reference: code * 2^(m of that moment - m now).
+static void rescale_codes(const TileShape& t, const Document& document, std::int64_t tokens, const float* correction, float* matrix) {
+  for (int i = 0; i < t.queries; ++i)
+    if (correction[i] != 1.f && correction[i] != 0.f)
+      for (std::int64_t j = t.k0 + t.keys; j < document.length; ++j) {
+        float& code = matrix[(document.start + t.q0 + i) * tokens + document.start + j];
+        code = numerics::mul(code, correction[i]);
+      }
+}
+
+static void write_output(const ForwardCall& call, const Item& item, const TileShape& t, float v_factor, const Buffers& b) {
+  const Settings& s = *call.settings;
+  const TileRows& rows = *b.rows;
+  const float unit = numerics::pow2(-s.code_exponent);
+  for (int i = 0; i < t.queries; ++i) {
+    const std::int64_t token = item.document.start + t.q0 + i, at = item.head * s.tokens + token;
+    float* out = b.part;
+    const bool blind = rows.fresh[i] != 0;
+    for (int c = 0; c < s.head_dim; ++c)
+      out[c] = blind ? 0.f : numerics::mul(numerics::mul(b.sum0[i * s.head_dim + c], unit) / rows.l[i], v_factor);
+    write_row(call.o, token, item.head, s.query_heads, s.head_dim, out);
+    const auto log2_l = static_cast<float>(__builtin_log2(static_cast<double>(rows.l[i])));
+    call.lse[at] = blind ? numerics::infinity() : numerics::natural_lse(rows.m[i], log2_l);
+    if (call.m) {
+      call.m[at] = rows.m[i];
+      call.l[at] = rows.l[i];
+    }
+  }
+}
+
+}  // namespace detail
+
+static void forward_tile(const ForwardCall& call, const Item& item, Scratch scratch, ProbeCounts* counts) {
+  const Settings& s = *call.settings;
+  const Document& document = item.document;
+  const Buffers b = buffers_of(scratch, s.head_dim);
+  TileRows& rows = *b.rows;
+  const int key_head = item.head / (s.query_heads / s.key_heads);
+  TileShape t = place_tile(s, document, item.tile, item.tile, rows);
+  rows.q_factor = load_values(call.q, document, item.head, t.q0, t.queries, b.part, rows.q_exponent, rows.q_flagged);
+  transpose(b.part, t.queries, t.width, s.head_dim, b.q_t);
+  for (int i = 0; i < t.width; ++i) rows.m[i] = rows.l[i] = 0.f, rows.fresh[i] = 1;
+  for (int x = 0; x < t.queries * s.head_dim; ++x) b.sum0[x] = 0.f;
+  float* codes = call.probe_codes ? call.probe_codes + item.head * s.tokens * s.tokens : nullptr;
+  float v_factor = 1.f;
+
+  const schedule::Interval tiles = key_tiles(s, document, item.tile);
+  for (std::int64_t tile = tiles.end - 1; tile >= tiles.begin; --tile) {
+    t = place_tile(s, document, item.tile, tile, rows);
+    rows.k_factor = load_values(call.k, document, key_head, t.k0, t.keys, b.k, rows.k_exponent, rows.k_flagged);
+    const Operand& v = t.right_cut && call.v_diagonal.present() ? call.v_diagonal : call.v;
+    v_factor = load_values(v, document, key_head, t.k0, t.keys, b.v, rows.v_exponent, rows.v_flagged);
+    row_factors(s, t.queries, t.width, rows);
+    scores(s, t, rows, b.k, b.q_t, b.scores);
+    move_reference(s, t, tile, document.length, b.scores, rows);
+    if (codes) detail::rescale_codes(t, document, s.tokens, rows.correction, codes);
+    bool folded = fold_reference(s, t, rows);
+    if (s.p_first.kind == Payload::Kind::blocks) {
+      // V's exponent cannot be folded into an exponent that P derives from itself: it is multiplied into V
+      detail::block_p(call, t, b.scores, b, counts);
+      for (int j = 0; j < t.keys; ++j)
+        for (int c = 0; c < s.head_dim; ++c) b.v[j * s.head_dim + c] = times_pow2(b.v[j * s.head_dim + c], rows.v_exponent[j]);
+      for (int i = 0; i < t.width; ++i) rows.reference[i] = 0;
+    } else {
+      detail::constant_p(call, item, t, folded, b.scores, b.p, rows, counts, codes);
+    }
+    const float unit = numerics::pow2(-s.code_exponent);
+    for (int i = 0; i < t.width; ++i)
+      if (rows.seen[i])
+        rows.l[i] = numerics::add(numerics::mul(rows.l[i], rows.correction[i]), s.sum_unrounded ? rows.sum[i] : numerics::mul(rows.sum[i], unit));
+    accumulate(s.accumulator, {b.sum0, t.queries, s.head_dim, rows.seen, rows.correction}, {b.p, 1, kTile}, {b.v, s.head_dim}, t.keys,
+               s.promote_keys, b.part, [&rows](int i, int) { return rows.reference[i]; });
+  }
+  detail::write_output(call, item, t, v_factor, b);
+}
+
+}  // namespace flamia::cpu::FLAMIA_ISA

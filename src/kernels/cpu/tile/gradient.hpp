@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// What both passes over the gradient share: a tile's rows, its P and its dS (numerics.md §8), and dS's two payloads.
+#pragma once
+#include "kernels/cpu/dense.hpp"
+#include "kernels/cpu/tile/accumulate.hpp"
+#include "kernels/cpu/tile/payload.hpp"
+#include "numerics/softmax.hpp"
+
+namespace flamia::cpu::FLAMIA_ISA {
+
+/// Q and dO' of a query tile: transposed for S and dP; b.q and b.g hold the forms of dK and dV if `second`.
+static void load_queries(const BackwardCall& call, const Document& document, int head, const TileShape& t, bool second, const Buffers& b) {
+  const Settings& s = *call.settings;
+  TileRows& rows = *b.rows;
+  rows.q_factor = load_values(call.q, document, head, t.q0, t.queries, b.q, rows.q_exponent, rows.q_flagged);
+  transpose(b.q, t.queries, t.width, s.head_dim, b.q_t);
+  rows.g_factor = load_values(call.d_o, document, head, t.q0, t.queries, b.g, rows.g_exponent, rows.g_flagged);
+  transpose(b.g, t.queries, t.width, s.head_dim, b.g_t);
+  for (int i = 0; i < t.queries; ++i) {
+    rows.q_flagged[i] |= rows.g_flagged[i];
+    rows.q2_exponent[i] = rows.q_exponent[i];
+    rows.g2_exponent[i] = rows.g_exponent[i];
+  }
+  if (second && call.q_second.codes != call.q.codes) {
+    load_values(call.q_second, document, head, t.q0, t.queries, b.q, rows.q2_exponent, rows.other_flagged);
+    for (int i = 0; i < t.queries; ++i) rows.q_flagged[i] |= rows.other_flagged[i];
+  }
+  if (second && call.d_o_second.codes != call.d_o.codes) {
+    load_values(call.d_o_second, document, head, t.q0, t.queries, b.g, rows.g2_exponent, rows.g_flagged);
+    for (int i = 0; i < t.queries; ++i) rows.q_flagged[i] |= rows.g_flagged[i];
+  }
+  for (int i = t.queries; i < t.width; ++i) rows.q_exponent[i] = rows.q2_exponent[i] = rows.g_exponent[i] = rows.g2_exponent[i] = 0;
+  for (int i = 0; i < t.width; ++i) {
+    const std::int64_t at = head * s.tokens + document.start + t.q0 + i;
+    const bool inside = i < t.queries && call.l[at] != 0.f;  // l = 0: the row sees no key
+    rows.m[i] = inside ? call.m[at] : 0.f;
+    rows.d[i] = inside ? call.d[at] : 0.f;
+    if (inside && s.classical) rows.m[i] = numerics::add(rows.m[i], static_cast<float>(__builtin_log2(static_cast<double>(call.l[at]))));
+  }
+}
+
+/// K and V of a key tile. The form of K in dQ goes to b.k2 if `second`; returns where its values lie (b.k if it is the same form).
+static const float* load_keys(const BackwardCall& call, const Document& document, int key_head, const TileShape& t, bool second, const Buffers& b) {
+  TileRows& rows = *b.rows;
+  rows.k_factor = load_values(call.k, document, key_head, t.k0, t.keys, b.k, rows.k_exponent, rows.k_flagged);
+  const Operand& v = t.right_cut && call.v_diagonal.present() ? call.v_diagonal : call.v;
+  rows.v_factor = load_values(v, document, key_head, t.k0, t.keys, b.v, rows.v_exponent, rows.v_flagged);
+  const Operand& k2 = t.right_cut && call.k_diagonal.present() ? call.k_diagonal : call.k_second;
+  if (!second || k2.codes == call.k.codes) {
+    for (int j = 0; j < t.keys; ++j) rows.k2_exponent[j] = rows.k_exponent[j];
+    return b.k;
+  }
+  load_values(k2, document, key_head, t.k0, t.keys, b.k2, rows.k2_exponent, rows.other_flagged);
+  for (int j = 0; j < t.keys; ++j) rows.k_flagged[j] |= rows.other_flagged[j];
+  return b.k2;
+}
+
+/// b.scores = y and b.ds = P (dP' - D') in units of dO's exponent; 0 for masked pairs, NaN for flagged ones.
+static void gradient_of_scores(const BackwardCall& call, const TileShape& t, const Buffers& b) {
+  const Settings& s = *call.settings;
+  TileRows& rows = *b.rows;
+  row_factors(s, t.queries, t.width, rows);
+  scores(s, t, rows, b.k, b.q_t, b.scores);
+  product(s.accumulator, {b.v, s.head_dim, 1}, {b.g_t, kTile}, b.ds, kTile, t.keys, t.width, s.head_dim);
+  const float exponent = s.gradient_of_codes ? static_cast<float>(s.code_exponent) : 0.f;
+  const float unit = numerics::pow2(-s.code_exponent);
+  for (int i = 0; i < t.width; ++i) rows.base[i] = numerics::add(exponent, -rows.m[i]);
+  for (int j = 0; j < t.keys; ++j) {
+    probabilities(s, j, b.scores + j * kTile, rows.rho, rows.base, t.width, rows.lane);
+    if (s.gradient_of_codes) {
+      round_lanes(s.p_first.element, rows.lane, rows.lane, t.width);
+      for (int i = 0; i < t.width; ++i) rows.lane[i] = numerics::mul(rows.lane[i], unit);
+    }
+    const int e = rows.v_exponent[j];
+    const float f0 = numerics::mul(numerics::pow2(e >> 1), rows.v_factor), f1 = numerics::pow2(e - (e >> 1));
+    float* ds = b.ds + j * kTile;
+    for (int i = 0; i < t.width; ++i) ds[i] = numerics::mul(rows.lane[i], numerics::fma(numerics::mul(ds[i], f0), f1, -rows.d[i]));
+    mask_lanes(ds, rows.first[j], rows.last[j], t.width);
+  }
+}
+
+/// A product of dS: dQ contracts over keys with K, dK over queries with Q.
+enum class DsUse { d_q, d_k };
+
+namespace detail {
+
+struct DsExponents {
+  bool of_row, of_query, of_key;  // which exponents dS is multiplied with before rounding: dO's, Q's, K's
+  int constant;
+};
+
+/// With two payloads the partner's exponent is folded in before rounding, so it is part of what the exponent covers (numerics.md §8).
+static DsExponents exponents_before(const Payload& form, bool one_payload, DsUse use) {
+  const bool whole_tile = form.rows == kTile && form.columns == kTile;
+  switch (form.kind) {
+    case Payload::Kind::constant: return {true, false, false, 8};
+    case Payload::Kind::tensor: return {true, false, false, 0};
+    case Payload::Kind::plain: break;
+    case Payload::Kind::blocks:
+      if (one_payload) return {true, whole_tile, whole_tile, 0};
+      break;
+  }
+  return {true, use == DsUse::d_k, use == DsUse::d_q, 0};
+}
+
+static void count_payload(const Payload& form, const TileRows& rows, const float* ds, const float* before, const float* code, int first, int last, PayloadCounts* counts) {
+  for (int i = first; i < last; ++i) {
+    counts->saturated += saturates(form.element, before[i]);
+    if (ds[i] == 0.f || code[i] != 0.f) continue;
+    ++counts->zero;
+    counts->lost += static_cast<double>(times_pow2(numerics::abs_of(ds[i]), rows.g_exponent[i])) * static_cast<double>(rows.g_factor);
+  }
+}
+
+}  // namespace detail
+
+/// The payload of dS for one product into b.payload. Exponents that are constant along the contraction stay outside and are returned:
+/// per query in rows.reference for dQ, by the table for dK; others are multiplied into the values.
+struct DsPayload {
+  BlockExponents outer;  // valid if `has_outer`
+  bool has_outer;
+  int minus_partner;     // 1: the outer exponent of a row of the output is less by that row's own exponent (one payload a tile)
+};
+
+static DsPayload make_payload(const BackwardCall& call, const Payload& form, DsUse use, const TileShape& t, const Buffers& b, PayloadCounts* counts) {
+  const Settings& s = *call.settings;
+  TileRows& rows = *b.rows;
+  const bool one = s.one_ds_payload, blocks = form.kind == Payload::Kind::blocks;
+  const detail::DsExponents before = detail::exponents_before(form, one, use);
+  alignas(64) int lane_exponent[kTile], lane_partner[kTile];
+  for (int i = 0; i < t.width; ++i) {
+    lane_exponent[i] = rows.g_exponent[i] + (before.of_query ? rows.q2_exponent[i] : 0) + before.constant;
+    lane_partner[i] = use == DsUse::d_k ? rows.q2_exponent[i] : 0;
+  }
+  for (int j = 0; j < t.keys; ++j) {
+    const int key = before.of_key ? rows.k2_exponent[j] : 0;
+    const float* ds = b.ds + j * kTile;
+    float* z = b.p + j * kTile;
+    for (int i = 0; i < t.width; ++i) z[i] = times_pow2(ds[i], lane_exponent[i] + key);
+  }
+  BlockExponents exponents{};
+  if (blocks) exponents = block_exponents(form, b.p, t, use == DsUse::d_k && !one ? s.reach.right : -1, b);
+  const bool whole_tile = form.rows == kTile && form.columns == kTile;
+  const bool outer = blocks && (one ? whole_tile : use == DsUse::d_q ? form.columns == kTile : form.rows >= 64);
+  const bool partner_after = !(form.kind == Payload::Kind::plain || (blocks && (!one || whole_tile)));
+  for (int j = 0; j < t.keys; ++j) {
+    const float* z = b.p + j * kTile;
+    float* out = b.payload + j * kTile;
+    const int* e = blocks ? exponents.row(j) : nullptr;
+    if (blocks)
+      for (int i = 0; i < t.width; ++i) rows.lane[i] = numerics::mul(z[i], numerics::pow2(-e[i]));
+    else
+      for (int i = 0; i < t.width; ++i) rows.lane[i] = z[i] / call.ds_scale;
+    round_lanes(form.element, rows.lane, out, t.width);
+    if (counts) detail::count_payload(form, rows, b.ds + j * kTile, rows.lane, out, rows.first[j], rows.last[j], counts);
+    if (outer || form.kind == Payload::Kind::plain) continue;
+    const int partner = (partner_after && use == DsUse::d_q ? rows.k2_exponent[j] : 0) - before.constant;
+    for (int i = 0; i < t.width; ++i)
+      out[i] = times_pow2(out[i], (blocks ? e[i] : 0) + partner + (partner_after ? lane_partner[i] : 0));
+  }
+  return {exponents, outer, one && whole_tile ? 1 : 0};
+}
+
+/// Sum of |dS| and how many are not 0.
+static void count_gradients(const TileShape& t, const TileRows& rows, const float* ds, ProbeCounts* counts) {
+  for (int j = 0; j < t.keys; ++j)
+    for (int i = rows.first[j]; i < rows.last[j]; ++i) {
+      const float x = ds[j * kTile + i];
+      if (x == 0.f) continue;
+      ++counts->ds_pairs;
+      counts->ds_mass += static_cast<double>(times_pow2(numerics::abs_of(x), rows.g_exponent[i])) * static_cast<double>(rows.g_factor);
+    }
+}
+
+}  // namespace flamia::cpu::FLAMIA_ISA

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// The row reference of the 128 queries of a tile: numerics.md §8 (phase32) and §9 (tilesum). Every decision is a lane's own.
+#pragma once
+#include "kernels/cpu/tile/scores.hpp"
+#include "numerics/softmax.hpp"
+
+namespace flamia::cpu::FLAMIA_ISA {
+
+namespace detail {
+
+/// rows.greatest = greatest visible t of the tile, t = fl(y * rho), as ordered integers; INT32_MIN: nothing but NaN, or nothing.
+static void greatest_scores(const TileShape& t, const float* y, TileRows& rows) {
+  for (int i = 0; i < t.width; ++i) rows.greatest[i] = INT32_MIN;
+  for (int j = 0; j < t.keys; ++j) {
+    const float* row = y + j * kTile;
+    const int first = rows.first[j], last = rows.last[j];
+    if (first == 0 && last >= t.queries) {
+      for (int i = 0; i < t.width; ++i) {
+        const std::int32_t x = ordered(numerics::mul(row[i], rows.rho[i]));
+        rows.greatest[i] = rows.greatest[i] > x ? rows.greatest[i] : x;
+      }
+    } else {
+      for (int i = 0; i < t.width; ++i) {
+        const std::int32_t x = (i >= first) & (i < last) ? ordered(numerics::mul(row[i], rows.rho[i])) : INT32_MIN;
+        rows.greatest[i] = rows.greatest[i] > x ? rows.greatest[i] : x;
+      }
+    }
+  }
+}
+
+/// The maximum as a float; 0 where there is nothing but NaN.
+FLAMIA_FN float greatest_of(std::int32_t order) { return order == INT32_MIN ? 0.f : from_ordered(order); }
+
+/// sum[i] = sum of E4M3(exp2(t - reference[i] + exponent)) over the visible keys, NaN skipped. Exact where it decides anything.
+static void code_sums(const Settings& s, const TileShape& t, const float* y, const float* reference, int exponent, TileRows& rows, float* sum) {
+  for (int i = 0; i < t.width; ++i) {
+    rows.base[i] = numerics::add(static_cast<float>(exponent), -reference[i]);
+    sum[i] = 0.f;
+  }
+  for (int j = 0; j < t.keys; ++j) {
+    probabilities(s, j, y + j * kTile, rows.rho, rows.base, t.width, rows.lane);
+    round_lanes(s.p_first.element, rows.lane, rows.lane, t.width);
+    for (int i = 0; i < t.width; ++i) {
+      const bool counts = (i >= rows.first[j]) & (i < rows.last[j]) & !numerics::is_nan(rows.lane[i]);
+      sum[i] = numerics::add(sum[i], counts ? rows.lane[i] : 0.f);
+    }
+  }
+}
+
+static void move_tilesum(const Settings& s, const TileShape& t, std::int64_t key_tile, std::int64_t document_length, const float* y, TileRows& rows) {
+  alignas(64) float grid[kTile], excess[kTile], total[kTile];
+  for (int i = 0; i < t.width; ++i) grid[i] = numerics::phase32_first(greatest_of(rows.greatest[i]));
+  code_sums(s, t, y, grid, 8, rows, excess);
+  for (int i = 0; i < t.width; ++i) {
+    if (!rows.seen[i] || !rows.fresh[i]) continue;
+    const bool more = schedule::visible_keys(s.reach, t.q0 + i, document_length).begin / kTile < key_tile;
+    rows.m[i] = numerics::tilesum_first(greatest_of(rows.greatest[i]), numerics::tilesum_excess(excess[i]), rows.seen[i], more);
+  }
+  code_sums(s, t, y, rows.m, numerics::code_exponent(s.reference), rows, total);
+  for (int i = 0; i < t.width; ++i) {
+    rows.correction[i] = 1.f;
+    if (!rows.seen[i]) continue;
+    const float old = rows.m[i];
+    if (!rows.fresh[i] && total[i] >= numerics::kTileSumLimit)
+      rows.m[i] = numerics::tilesum_next(old, greatest_of(rows.greatest[i]), numerics::tilesum_excess(excess[i]));
+    rows.correction[i] = numerics::rescale(old, rows.m[i], rows.fresh[i] != 0);
+    rows.fresh[i] = 0;
+  }
+}
+
+}  // namespace detail
+
+/// Moves rows.m for the rows that see a key of the tile; rows.correction = 2^(m_old - m_new), 1 for the others, 0 for a row's first tile.
+static void move_reference(const Settings& s, const TileShape& t, std::int64_t key_tile, std::int64_t document_length, const float* y, TileRows& rows) {
+  detail::greatest_scores(t, y, rows);
+  if (s.reference == numerics::RowReference::tilesum) return detail::move_tilesum(s, t, key_tile, document_length, y, rows);
+  for (int i = 0; i < t.width; ++i) {
+    rows.correction[i] = 1.f;
+    if (!rows.seen[i]) continue;
+    const float x = detail::greatest_of(rows.greatest[i]), old = rows.m[i];
+    const bool fresh = rows.fresh[i] != 0;
+    // + 0 turns -0 into +0: the maximum's sign must not depend on the order of equal zeros
+    rows.m[i] = numerics::add(fresh ? numerics::phase32_first(x) : numerics::phase32_next(old, x), 0.f);
+    rows.correction[i] = numerics::rescale(old, rows.m[i], fresh);
+    rows.fresh[i] = 0;
+  }
+}
+
+}  // namespace flamia::cpu::FLAMIA_ISA

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// One 128 x 128 tile of scores, transposed: [key][query], so that a vector holds queries and every decision is one lane's own.
+#pragma once
+#include "kernels/cpu/buffers.hpp"
+#include "kernels/cpu/tile/lanes.hpp"
+#include "kernels/cpu/tile/operand.hpp"
+#include "kernels/cpu/tile/product.hpp"
+
+namespace flamia::cpu::FLAMIA_ISA {
+
+struct TileShape {
+  std::int64_t q0, k0;  // first query and key, positions in the document
+  int queries, keys;    // clipped to the document
+  int width;            // queries rounded up to whole vectors
+  bool right_cut;       // the right edge of the mask (the diagonal) runs through the tile
+};
+
+FLAMIA_FN std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+FLAMIA_FN std::int64_t greatest(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
+FLAMIA_FN int clipped(std::int64_t x, int limit) { return static_cast<int>(greatest(0, least(x, limit))); }
+
+/// The tile, and who sees whom in it (rows.first, last, seen).
+static TileShape place_tile(const Settings& s, const Document& document, std::int64_t query_tile, std::int64_t key_tile, TileRows& rows) {
+  TileShape t;
+  t.q0 = query_tile * kTile;
+  t.k0 = key_tile * kTile;
+  t.queries = clipped(document.length - t.q0, kTile);
+  t.keys = clipped(document.length - t.k0, kTile);
+  t.width = (t.queries + 15) / 16 * 16;
+  t.right_cut = t.k0 + t.keys - 1 > t.q0 + s.reach.right;
+  for (int j = 0; j < t.keys; ++j) {
+    const schedule::Interval queries = schedule::seeing_queries(s.reach, t.k0 + j, document.length);
+    rows.first[j] = clipped(queries.begin - t.q0, t.queries);
+    rows.last[j] = numerics::max_of(rows.first[j], clipped(queries.end - t.q0, t.queries));
+  }
+  for (int i = 0; i < t.width; ++i) {
+    const schedule::Interval keys = schedule::visible_keys(s.reach, t.q0 + i, document.length);
+    rows.seen[i] = i < t.queries ? numerics::max_of(0, clipped(keys.end - t.k0, t.keys) - clipped(keys.begin - t.k0, t.keys)) : 0;
+  }
+  return t;
+}
+
+/// Key tiles that hold a key which some query of the tile sees: [first, last).
+static schedule::Interval key_tiles(const Settings& s, const Document& document, std::int64_t query_tile) {
+  const std::int64_t q0 = query_tile * kTile, q1 = least(q0 + kTile, document.length);
+  const schedule::Interval low = schedule::visible_keys(s.reach, q0, document.length);
+  const schedule::Interval high = schedule::visible_keys(s.reach, q1 - 1, document.length);
+  return {low.begin / kTile, (high.end + kTile - 1) / kTile};
+}
+
+/// Query tiles that hold a query which sees some key of the tile.
+static schedule::Interval query_tiles(const Settings& s, const Document& document, std::int64_t key_tile) {
+  const std::int64_t k0 = key_tile * kTile, k1 = least(k0 + kTile, document.length);
+  const schedule::Interval low = schedule::seeing_queries(s.reach, k0, document.length);
+  const schedule::Interval high = schedule::seeing_queries(s.reach, k1 - 1, document.length);
+  return {low.begin / kTile, (high.end + kTile - 1) / kTile};
+}
+
+/// rows.rho = FP32(c log2 e) * 2^eQ, the factor that turns y = acc * 2^eK into t; NaN for a flagged query, whose pairs are all NaN.
+static void row_factors(const Settings& s, int queries, int width, TileRows& rows) {
+  const float base = numerics::mul(numerics::mul(s.scale_log2, rows.q_factor), rows.k_factor);
+  for (int i = 0; i < width; ++i)
+    rows.rho[i] = i >= queries ? 0.f : rows.q_flagged[i] ? numerics::quiet_nan() : times_pow2(base, rows.q_exponent[i]);
+}
+
+/// y[j][i] = (K_j . Q_i) * 2^eK_j; NaN for a key whose K or V is flagged.
+static void scores(const Settings& s, const TileShape& t, const TileRows& rows, const float* k, const float* q_t, float* y) {
+  product(s.accumulator, {k, s.head_dim, 1}, {q_t, kTile}, y, kTile, t.keys, t.width, s.head_dim);
+  for (int j = 0; j < t.keys; ++j) {
+    const bool flagged = rows.k_flagged[j] || rows.v_flagged[j];
+    const int e = rows.k_exponent[j];
+    if (e == 0 && !flagged) continue;
+    const float a = flagged ? numerics::quiet_nan() : numerics::pow2(e >> 1), b = numerics::pow2(e - (e >> 1));
+    float* row = y + j * kTile;
+    for (int i = 0; i < t.width; ++i) row[i] = numerics::mul(numerics::mul(row[i], a), b);
+  }
+}
+
+/// x[i] = 2^fma(y, rho, add[i] + shift) of one key row: `add` holds the row's part of the addend, exact in FP32.
+static void probabilities(const Settings& s, int key, const float* y, const float* rho, const float* add, int width, float* x) {
+  for (int i = 0; i < width; ++i) x[i] = numerics::fma(y[i], rho[i], add[i]);
+  exp2_lanes(s, key, x, width);
+}
+
+/// Selects lanes [first, last), 0 elsewhere: a masked pair is 0 whatever was computed for it.
+static void mask_lanes(float* x, int first, int last, int width) {
+  if (first == 0 && last == width) return;
+  for (int i = 0; i < width; ++i) x[i] = (i >= first) & (i < last) ? x[i] : 0.f;
+}
+
+/// rows.reference[i] = R of numerics.md §8: the greatest exponent of V among the tile's keys that do not lie beyond the reach of row i.
+/// Flagged keys do not count. Returns whether some visible key's exponent differs from its row's R.
+static bool fold_reference(const Settings& s, const TileShape& t, TileRows& rows) {
+  int running = numerics::kLeastExponent, low = 1000, high = -1000;
+  for (int j = 0; j < t.keys; ++j) {
+    if (!rows.v_flagged[j]) {
+      running = numerics::max_of(running, rows.v_exponent[j]);
+      low = numerics::min_of(low, rows.v_exponent[j]);
+      high = numerics::max_of(high, rows.v_exponent[j]);
+    }
+    rows.prefix[j] = running;
+  }
+  for (int i = 0; i < t.width; ++i) {
+    const std::int64_t last = least(t.q0 + i + s.reach.right - t.k0, t.keys - 1);
+    rows.reference[i] = last >= 0 ? rows.prefix[last] : 0;
+  }
+  return low < high;
+}
+
+}  // namespace flamia::cpu::FLAMIA_ISA
