@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// accuracy, leak, recipes, explain, demo: what they say, with controls that must say the opposite.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "files.hpp"
+#include "program.hpp"
+
+namespace flamia::test {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+json run_json(std::vector<std::string> arguments) {
+  arguments.push_back("--json");
+  const Outcome outcome = run(arguments);
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  return outcome.code == 0 ? json::parse(outcome.out) : json();
+}
+
+/// Rows of a report whose `key` is `value`.
+std::vector<json> where(const json& rows, const std::string& key, const std::string& value) {
+  std::vector<json> found;
+  for (const json& row : rows)
+    if (row[key] == value) found.push_back(row);
+  return found;
+}
+
+class Report : public testing::Test {
+ protected:
+  void SetUp() override {
+    Sample sample;
+    sample.tokens = 330, sample.heads = 2, sample.key_heads = 2, sample.dim = 64;
+    sample.cu_seqlens = {0, 200, 201, 330};
+    sample.write(folder / "in");
+  }
+  Folder folder;
+};
+
+TEST_F(Report, Accuracy) {
+  const json rows = run_json({"accuracy", folder / "in", "--recipes", "bf16,mxfp8,mxfp8-exact", "--csv", folder / "csv"});
+  ASSERT_EQ(rows.size(), 9u);  // two heads and "all", three recipes
+  for (const char* recipe : {"mxfp8", "mxfp8-exact"}) {
+    const json all = where(where(rows, "recipe", recipe), "head", "all").at(0);
+    for (const char* output : {"o", "dq", "dk", "dv"}) {
+      const double cosine = all[std::string(output) + "_cosine"];
+      EXPECT_GT(cosine, 0.996) << recipe << " " << output;  // 8 bits: .998, with room for few and short rows
+      EXPECT_LT(cosine, 0.9999) << recipe << " " << output;
+    }
+    EXPECT_LE(all["dq_worst"].get<double>(), 1.0);
+    EXPECT_LT(all["ds_zero_q"].get<double>(), 0.005);
+  }
+  const json bf16 = where(where(rows, "recipe", "bf16"), "head", "all").at(0);
+  EXPECT_GT(bf16["dq_cosine"].get<double>(), 0.9999);
+  EXPECT_EQ(bf16["ds_zero_q"].get<double>(), 0.0);
+  const std::string csv = contents(folder / "csv");
+  EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 10);
+}
+
+TEST_F(Report, AccuracyWithoutGradient) {
+  Sample sample;
+  sample.with_gradient = false;
+  sample.write(folder / "in");
+  const json rows = run_json({"accuracy", folder / "in", "--recipes", "mxfp8"});
+  EXPECT_GT(rows.at(0)["o_cosine"].get<double>(), 0.99);
+  EXPECT_TRUE(rows.at(0)["dq_cosine"].is_null());
+}
+
+TEST_F(Report, Leak) {
+  const json rows = run_json({"leak", folder / "in", "--recipes", "mxfp8-exact,mxfp8,fp8-tensor,mxfp8-floor", "--csv", folder / "csv"});
+  const auto most = [&](const std::string& recipe, const std::string& figure, const std::string& output) {
+    double greatest = -1;
+    for (const json& row : where(where(rows, "recipe", recipe), "figure", figure)) greatest = std::max(greatest, row[output].get<double>());
+    return greatest;
+  };
+  for (const char* output : {"o", "dq"}) {
+    EXPECT_EQ(most("mxfp8-exact", "earlier", output), 0) << output;
+    EXPECT_EQ(most("mxfp8-exact", "earlier", std::string(output) + "_elements"), 0) << output;
+    EXPECT_EQ(most("mxfp8", "earlier_blocks", std::string(output) + "_elements"), 0) << output;
+    EXPECT_GT(most("mxfp8", "earlier", output), 1e-3) << output;  // inside the block it leaks: the control of the line above
+    EXPECT_GT(most("fp8-tensor", "earlier", output), 1e-2) << output;
+    EXPECT_GT(most("fp8-tensor", "earlier_blocks", output), 1e-2) << output;
+    EXPECT_GT(most("mxfp8-floor", "earlier", output), 1e-4) << output;
+  }
+  for (const char* output : {"dk", "dv"}) {
+    EXPECT_EQ(most("mxfp8-exact", "look_back", std::string(output) + "_elements"), 0) << output;
+    EXPECT_EQ(most("mxfp8", "look_back_blocks", std::string(output) + "_elements"), 0) << output;
+    EXPECT_GT(most("fp8-tensor", "look_back", output), 1e-3) << output;
+  }
+  for (const char* output : {"o", "dq", "dk", "dv"}) {
+    for (const char* recipe : {"mxfp8-exact", "mxfp8", "mxfp8-floor"})
+      EXPECT_EQ(most(recipe, "other_documents", std::string(output) + "_elements"), 0) << recipe << " " << output;
+    EXPECT_GT(most("fp8-tensor", "other_documents", output), 1e-2) << output;
+  }
+  EXPECT_DOUBLE_EQ(most("mxfp8-exact", "other_documents", "dq_cosine"), 1.0);
+  EXPECT_LT(most("fp8-tensor", "other_documents", "dq_cosine"), 0.999);
+  EXPECT_THAT(contents(folder / "csv"), HasSubstr("recipe,figure,factor,cut,o,dq,dk,dv"));
+}
+
+TEST_F(Report, LeakFigures) {
+  const auto figures = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments{"leak", folder / "in", "--recipes", "bf16", "--factors", "16"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    std::set<std::string> names;
+    for (const json& row : run_json(arguments)) names.insert(row["figure"]);
+    return names;
+  };
+  using Names = std::set<std::string>;
+  const Names causal{"earlier", "earlier_blocks", "look_back", "look_back_blocks", "other_documents"};
+  EXPECT_EQ(figures({}), causal);
+  EXPECT_EQ(figures({"--full"}), Names{"other_documents"});  // nothing is hidden but other documents
+  Names window = causal;
+  window.insert("behind_window");
+  EXPECT_EQ(figures({"--window", "20,0"}), window);
+}
+
+TEST_F(Report, Recipes) {
+  const json all = run_json({"recipes"});
+  std::set<std::string> names;
+  for (const json& recipe : all) {
+    names.insert(recipe["name"]);
+    EXPECT_FALSE(recipe["summary"].get<std::string>().empty());
+    EXPECT_EQ(recipe["hash"].get<std::string>().size(), 16u);
+  }
+  for (const char* name : {"bf16", "mxfp8", "mxfp8-exact", "nvfp4", "nvfp4-exact", "nvfp4-full", "sage3", "sagebwd", "fp8-tensor", "mxfp8-floor", "hwfp4-direct"})
+    EXPECT_EQ(names.count(name), 1u) << name;
+  for (const char* name : {"bf16", "mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8-floor"})
+    EXPECT_EQ(where(all, "name", name).at(0)["runs_on"], json{"cpu"}) << name;
+  EXPECT_EQ(where(all, "name", "sage3").at(0)["runs_on"], json::array());
+  EXPECT_THAT(run({"recipes"}).out, HasSubstr("mxfp8-exact"));
+}
+
+TEST_F(Report, Explain) {
+  const Outcome exact = run({"explain", "--recipe", "mxfp8-exact"});
+  EXPECT_EQ(exact.code, 0) << exact.err;
+  EXPECT_THAT(exact.out, HasSubstr("exact"));
+  const json tensor = run_json({"explain", "--recipe", "fp8-tensor", "--arch", "sm_90", "--head-dim", "64"});
+  EXPECT_EQ(tensor["documents_isolated"], false);
+  EXPECT_EQ(run_json({"explain", "--recipe", "mxfp8-exact"})["documents_isolated"], true);
+  EXPECT_EQ(run({"explain", "--recipe", "mxfp8", "--arch", "sm_12"}).code, 2);
+  EXPECT_EQ(run({"explain", "--recipe", "mxfp8", "--head-dim", "0"}).code, 2);
+  EXPECT_NE(run({"explain", "--recipe", "nvfp4", "--arch", "sm_90"}).out, run({"explain", "--recipe", "nvfp4", "--arch", "sm_100"}).out);
+}
+
+TEST_F(Report, HelpHasExamples) {
+  for (const char* command : {"attend", "quantize", "accuracy", "leak", "recipes", "explain", "demo"}) {
+    const Outcome help = run({command, "--help"});
+    EXPECT_EQ(help.code, 0);
+    EXPECT_THAT(help.out, HasSubstr("Examples:\n  flamia " + std::string(command)));
+  }
+  EXPECT_THAT(run({"--help"}).out, HasSubstr("Exit codes"));
+  EXPECT_THAT(run({"--version"}).out, HasSubstr("0.1.0"));
+}
+
+TEST_F(Report, Demo) {
+  Sample early, late;
+  early.tokens = late.tokens = 140;
+  early.dim = late.dim = 128;
+  late.cu_seqlens = {0, 100, 140};
+  early.write(folder / "gpt-early.safetensors");
+  late.write(folder / "gpt-late.safetensors");
+  const json rows = run_json({"demo", "--data", folder / ".", "--out", folder / "demo"});
+  ASSERT_EQ(rows.size(), 8u);
+  for (const json& row : where(rows, "recipe", "mxfp8-exact")) {
+    for (const char* leak : {"leak_o", "leak_dq", "leak_blocks", "look_back", "documents"}) EXPECT_EQ(row[leak].get<double>(), 0.0) << leak;
+    EXPECT_GT(row["o_cosine"].get<double>(), 0.99);
+    EXPECT_GT(row["seconds"].get<double>(), 0.0);
+  }
+  for (const json& row : where(rows, "recipe", "fp8-tensor")) EXPECT_GT(row["leak_dq"].get<double>(), 1e-3);
+  for (const char* name : {"demo.csv", "accuracy.csv", "leak.csv", "heatmap.csv"})
+    EXPECT_GT(contents(folder / ("demo/" + std::string(name))).size(), 100u) << name;
+
+  // the heat map: mean P of a block times its pairs, summed over a row of blocks, is the number of its queries
+  std::istringstream heat(contents(folder / "demo/heatmap.csv"));
+  std::string line;
+  std::getline(heat, line);
+  ASSERT_EQ(line, "input,recipe,head,query_block,key_block,pairs,mean_error,max_error,mean_p");
+  double mass = 0, exact_error = 0, bf16_error = 0;
+  while (std::getline(heat, line)) {
+    std::vector<std::string> cells;
+    std::istringstream split(line);
+    for (std::string cell; std::getline(split, cell, ',');) cells.push_back(cell);
+    ASSERT_EQ(cells.size(), 9u);
+    if (cells[0] != "late") continue;
+    const double pairs = std::stod(cells[5]);
+    if (cells[1] == "bf16") mass += pairs * std::stod(cells[8]), bf16_error += pairs * std::stod(cells[6]);
+    if (cells[1] == "mxfp8-exact") exact_error += pairs * std::stod(cells[6]);
+  }
+  EXPECT_NEAR(mass, 140, 1e-6);
+  EXPECT_GT(exact_error, 2 * bf16_error);
+  EXPECT_LT(exact_error, 0.2 * mass);
+
+  const Outcome missing = run({"demo", "--data", folder / "nowhere"});
+  EXPECT_EQ(missing.code, 4);
+  EXPECT_THAT(missing.err, HasSubstr("gpt-early.safetensors"));
+}
+
+}  // namespace
+}  // namespace flamia::test

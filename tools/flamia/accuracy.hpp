@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Accuracy of a recipe on one input, against float64 attention on the unquantised input.
+#pragma once
+#include <array>
+#include <vector>
+
+#include "call.hpp"
+#include "kernels/cpu/oracle.hpp"
+#include "kernels/cpu/probe.hpp"
+#include "measures.hpp"
+#include "table.hpp"
+
+namespace flamia::cli {
+
+enum Output { kO, kDq, kDk, kDv };  // indices of the four results
+inline constexpr std::array<const char*, 4> kOutputNames{"o", "dq", "dk", "dv"};
+
+struct Accuracy {
+  std::array<std::vector<Deviation>, 4>
+      heads;  // by output and head (query heads for O and dQ, key heads for dK and dV); may be empty
+  cpu::ProbeCounts counts;
+  /// Over the heads: mean cosine, mean relative L2, greatest worst row.
+  Deviation mean(Output output) const;
+};
+
+/// The reference, once per input; `options.backward` says whether gradients too.
+Status make_oracle(const Inputs& inputs, const CallOptions& options, cpu::OracleResult* oracle);
+
+Status measure_accuracy(const Inputs& inputs, const Recipe& recipe, const CallOptions& options, const cpu::OracleResult& oracle,
+                        Accuracy* accuracy, cpu::Probe* probe);
+
+/// One row a head and one for all heads.
+Table accuracy_table();
+void add_accuracy_rows(const std::string& recipe, const Accuracy& accuracy, bool every_head, Table* table);
+
+}  // namespace flamia::cli

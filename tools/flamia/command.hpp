@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the commands share: their flags, how they report, and their exit codes.
+#pragma once
+#include <CLI/App.hpp>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "call.hpp"
+#include "flamia/recipe.hpp"
+#include "flamia/status.hpp"
+
+namespace flamia::cli {
+
+enum ExitCode { kDone = 0, kOther = 1, kBadInput = 2, kUnsupported = 3, kIo = 4 };
+ExitCode exit_code(StatusCode code);
+
+/// Filled while the command line is parsed; `action` is the chosen command.
+struct Session {
+  std::function<Status()> action;
+  bool json = false;
+  bool progress = false;
+};
+
+/// --json, --progress
+void add_report_flags(CLI::App* command, Session* session);
+/// --threads, --device
+void add_device_flags(CLI::App* command, CallOptions* options);
+/// --causal, --full, --window, --scale. Call `finish_mask` when the command runs.
+struct MaskFlags {
+  bool causal = false, full = false;
+  std::string window;
+  CLI::Option* scale_option = nullptr;
+  float scale = 0.f;
+};
+void add_mask_flags(CLI::App* command, MaskFlags* flags);
+Status finish_mask(const MaskFlags& flags, CallOptions* options);
+
+/// "mxfp8,bf16,mxfp8 ds=32x32"
+Status parse_recipes(const std::string& text, std::vector<Recipe>* recipes);
+Status parse_recipe(const std::string& text, Recipe* recipe);
+/// "16,1024,10000": finite numbers above 0
+Status parse_factors(const std::string& text, std::vector<float>* factors);
+
+/// Writes to standard output; a closed or full one is an I/O error.
+Status print(const std::string& text);
+
+void add_attend(CLI::App& app, Session* session);
+void add_quantize(CLI::App& app, Session* session);
+void add_accuracy(CLI::App& app, Session* session);
+void add_leak(CLI::App& app, Session* session);
+void add_recipes(CLI::App& app, Session* session);
+void add_explain(CLI::App& app, Session* session);
+void add_demo(CLI::App& app, Session* session);
+
+}  // namespace flamia::cli

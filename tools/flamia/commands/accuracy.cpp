@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "accuracy.hpp"
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "command.hpp"
+#include "io/output_file.hpp"
+#include "progress.hpp"
+
+namespace flamia::cli {
+namespace {
+
+struct AccuracyFlags {
+  std::string in, recipes, csv;
+  MaskFlags mask;
+  CallOptions options;
+};
+
+Status run(AccuracyFlags& flags, const Session& session) {
+  if (Status s = finish_mask(flags.mask, &flags.options); !s.ok()) return s;
+  std::vector<Recipe> recipes;
+  if (Status s = parse_recipes(flags.recipes, &recipes); !s.ok()) return s;
+  if (!flags.csv.empty())
+    if (Status s = check_writable(flags.csv); !s.ok()) return s;
+  Inputs inputs;
+  if (Status s = load_inputs(flags.in, &inputs); !s.ok()) return s;
+  CallOptions options = flags.options;
+  options.backward = inputs.d_o.has_value();
+  Progress progress("accuracy", static_cast<int>(recipes.size()) + 1, session.progress);
+  progress.step("float64 reference");
+  cpu::OracleResult oracle;
+  if (Status s = make_oracle(inputs, options, &oracle); !s.ok()) return s;
+  Table table = accuracy_table();
+  for (const Recipe& recipe : recipes) {
+    progress.step(recipe.name());
+    CallOptions own = options;
+    own.backward = options.backward && recipe.trains;
+    Accuracy accuracy;
+    cpu::Probe probe;
+    if (Status s = measure_accuracy(inputs, recipe, own, oracle, &accuracy, &probe); !s.ok()) return s;
+    add_accuracy_rows(recipe.name(), accuracy, true, &table);
+  }
+  if (!flags.csv.empty())
+    if (Status s = write_file(flags.csv, table.csv()); !s.ok()) return s;
+  return print(session.json ? table.json() + "\n" : table.text());
+}
+
+}  // namespace
+
+void add_accuracy(CLI::App& app, Session* session) {
+  auto flags = std::make_shared<AccuracyFlags>();
+  CLI::App* command = app.add_subcommand("accuracy", "how far recipes are from float64 attention on the unquantised input");
+  command->add_option("IN", flags->in, "safetensors file with q, k, v (and dout, cu_seqlens)")->required();
+  command->add_option("--recipes", flags->recipes, "recipes, separated by commas")->required()->option_text("A,B,...");
+  command->add_option("--csv", flags->csv, "also write the table to this file")->option_text("F");
+  add_mask_flags(command, &flags->mask);
+  add_device_flags(command, &flags->options);
+  add_report_flags(command, session);
+  command->footer(
+      "For O, dQ, dK, dV: cosine, relative L2, and the worst row's error relative to its norm or a tenth of the rms row norm, "
+      "whichever is\n"
+      "more. One line a head (dK, dV: key heads) and one for all: mean cosine and L2, greatest worst row. Then shares over all "
+      "heads:\n"
+      "  p_zero, p_saturated   of visible pairs: P rounded to zero, P beyond the largest code\n"
+      "  ds_zero_q, ds_zero_k  of dS that is not 0: rounded to zero in dQ's and in dK's payload; ds_sat_*: saturated\n"
+      "  ds_lost_q, ds_lost_k  their part of the sum of |dS|\n"
+      "Without dout, and for recipes without a backward pass, the gradients stay blank.\n\n"
+      "Examples:\n"
+      "  flamia accuracy in.safetensors --recipes bf16,mxfp8,mxfp8-exact,fp8-tensor\n"
+      "  flamia accuracy in.safetensors --recipes \"mxfp8,mxfp8 ds=32x32\" --full --csv accuracy.csv");
+  command->callback([flags, session] { session->action = [flags, session] { return run(*flags, *session); }; });
+}
+
+}  // namespace flamia::cli

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "command.hpp"
+#include "io/output_file.hpp"
+#include "io/safetensors.hpp"
+#include "progress.hpp"
+
+namespace flamia::cli {
+namespace {
+
+struct Attend {
+  std::string in, out, recipe;
+  MaskFlags mask;
+  CallOptions options;
+};
+
+Status write_result(const Attend& flags, const Inputs& inputs, const Recipe& recipe, const CallResult& result) {
+  const auto size = [](std::int64_t n) { return static_cast<std::uint64_t>(n); };
+  const std::uint64_t tokens = size(inputs.problem.tokens), heads = size(inputs.problem.query_heads),
+                      key_heads = size(inputs.problem.key_heads), dim = size(inputs.problem.head_dim);
+  std::vector<TensorToWrite> tensors{
+      {"out", flags.options.out_dtype == DType::bf16 ? "BF16" : "F32", {tokens, heads, dim}, result.o.data()},
+      {"lse", "F32", {heads, tokens}, result.lse.data()}};
+  if (flags.options.backward) {
+    tensors.push_back({"dq", "F32", {tokens, heads, dim}, result.d_q.data()});
+    tensors.push_back({"dk", "F32", {tokens, key_heads, dim}, result.d_k.data()});
+    tensors.push_back({"dv", "F32", {tokens, key_heads, dim}, result.d_v.data()});
+  }
+  const Mask& mask = flags.options.mask;
+  const Metadata metadata{{"recipe", recipe.name()},
+                          {"mask", mask.causal ? "causal" : "full"},
+                          {"window", fmt::format("{},{}", mask.left, mask.right)},
+                          {"flamia", version()}};
+  return write_safetensors(flags.out, std::move(tensors), metadata);
+}
+
+Status run(Attend& flags, const Session& session) {
+  if (session.json && is_standard_output(flags.out))
+    return Status::invalid("--json and --out " + flags.out + " both write to standard output; drop one of them");
+  if (Status s = finish_mask(flags.mask, &flags.options); !s.ok()) return s;
+  Recipe recipe;
+  if (Status s = parse_recipe(flags.recipe, &recipe); !s.ok()) return s;
+  if (Status s = check_writable(flags.out); !s.ok()) return s;
+  Progress progress("attend", 3, session.progress);
+  progress.step("reading " + flags.in);
+  Inputs inputs;
+  if (Status s = load_inputs(flags.in, &inputs); !s.ok()) return s;
+  if (flags.options.backward && !inputs.d_o)
+    return Status::invalid("--backward: " + flags.in +
+                           " has no tensor \"dout\", the gradient of the output [T, H, d]; add it or drop --backward");
+  progress.step(recipe.name() + (flags.options.backward ? ", forward and backward" : ", forward"));
+  CallResult result;
+  if (Status s = attend(inputs, recipe, flags.options, &result); !s.ok()) return s;
+  progress.step("writing " + flags.out);
+  if (Status s = write_result(flags, inputs, recipe, result); !s.ok()) return s;
+  if (!session.json) return {};
+  nlohmann::ordered_json report{{"recipe", recipe.name()},
+                                {"tokens", inputs.problem.tokens},
+                                {"documents", inputs.problem.documents},
+                                {"query_heads", inputs.problem.query_heads},
+                                {"key_heads", inputs.problem.key_heads},
+                                {"head_dim", inputs.problem.head_dim},
+                                {"causal", flags.options.mask.causal},
+                                {"window", {flags.options.mask.left, flags.options.mask.right}},
+                                {"backward", flags.options.backward},
+                                {"seconds", result.seconds},
+                                {"out", flags.out}};
+  return print(report.dump(1) + "\n");
+}
+
+}  // namespace
+
+void add_attend(CLI::App& app, Session* session) {
+  auto flags = std::make_shared<Attend>();
+  CLI::App* command = app.add_subcommand("attend", "attention of a file's tensors, with gradients if asked");
+  command->add_option("IN", flags->in, "safetensors file with q, k, v (and dout, cu_seqlens)")->required();
+  command->add_option("--recipe", flags->recipe, "what to compute with; see `flamia recipes`")->required()->option_text("R");
+  command->add_option("--out", flags->out, "file to write out, lse (and dq, dk, dv) to")->required()->option_text("OUT");
+  command->add_flag("--backward", flags->options.backward, "also the gradients dq, dk, dv; needs dout");
+  command
+      ->add_option("--out-dtype", flags->options.out_dtype,
+                   "dtype of out: f32 (default) or bf16; gradients stay f32 and do not depend on it")
+      ->transform(CLI::CheckedTransformer(std::vector<std::pair<std::string, DType>>{{"f32", DType::f32}, {"bf16", DType::bf16}}))
+      ->option_text("f32|bf16");
+  add_mask_flags(command, &flags->mask);
+  add_device_flags(command, &flags->options);
+  add_report_flags(command, session);
+  command->footer(
+      "Writes out [T, H, d], lse [H, T] (natural logarithm, FP32) and with --backward dq, dk, dv, shaped as q, k, v.\n"
+      "A row that sees no key has out 0, lse +inf and gradients 0.\n\n"
+      "Examples:\n"
+      "  flamia attend in.safetensors --recipe mxfp8 --out out.safetensors\n"
+      "  flamia attend in.safetensors --recipe mxfp8-exact --backward --window 256,0 --out grads --json\n"
+      "  flamia attend in.safetensors --recipe bf16 --full --out-dtype bf16 --out /dev/stdout > out");
+  command->callback([flags, session] { session->action = [flags, session] { return run(*flags, *session); }; });
+}
+
+}  // namespace flamia::cli

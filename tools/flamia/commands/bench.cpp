@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// flamia bench: the GPU kernels on packed workloads, part by part, as rows of bench/results/*.csv.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+
+#include "command.hpp"
+#include "progress.hpp"
+#include "table.hpp"
+#if defined(FLAMIA_CLI_CUDA)
+#include "bench/measure.hpp"
+#endif
+
+namespace flamia::cli {
+namespace {
+
+struct Bench {
+  std::string recipes = "mxfp8,mxfp8-exact", workloads, workload_file = "bench/workloads.json", lengths, mode = "burst", csv, run,
+              commit;
+  int heads = 16, key_heads = 0, head_dim = 128;
+  bool training = false;
+  std::uint64_t seed = 0;
+  MaskFlags mask;
+};
+
+#if defined(FLAMIA_CLI_CUDA)
+
+constexpr const char* kColumns =
+    "run,commit,gpu,driver,cuda,clock_mhz,workload,heads,key_heads,head_dim,mask,mode,implementation,part,ms,tflops,error";
+
+std::string now() {
+  const std::time_t time = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  std::tm utc{};
+  gmtime_r(&time, &utc);
+  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday, utc.tm_hour,
+                     utc.tm_min, utc.tm_sec);
+}
+
+Status append(const std::string& path, const std::string& rows) {
+  const bool fresh = !std::filesystem::exists(path) || std::filesystem::file_size(path) == 0;
+  std::ofstream file(path, std::ios::app);
+  if (fresh) file << kColumns << "\n";
+  file << rows;
+  file.flush();
+  return file ? Status() : Status(StatusCode::io_error, "--csv " + path + " cannot be written; choose a file in a folder that can");
+}
+
+Status run(Bench& flags, const Session& session) {
+  CallOptions call;
+  if (Status s = finish_mask(flags.mask, &call); !s.ok()) return s;
+  std::vector<Recipe> recipes;
+  if (Status s = parse_recipes(flags.recipes, &recipes); !s.ok()) return s;
+  std::vector<Workload> workloads;
+  if (flags.lengths.empty()) {
+    if (Status s = load_workloads(flags.workload_file, flags.workloads, &workloads); !s.ok()) return s;
+  } else {
+    if (!flags.workloads.empty()) return Status::invalid("--lengths and --workloads both say what to run on; give one");
+    if (Status s = parse_lengths(flags.lengths, &workloads.emplace_back()); !s.ok()) return s;
+  }
+  if (flags.run.empty()) flags.run = now();
+  BenchOptions options;
+  options.heads = flags.heads;
+  options.key_heads = flags.key_heads == 0 ? flags.heads : flags.key_heads;
+  options.head_dim = flags.head_dim;
+  options.mask = call.mask;
+  options.training = flags.training;
+  options.seed =
+      flags.seed != 0 ? flags.seed : static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
+  const std::string mask = call.mask.left >= 0 || (call.mask.right >= 0 && !call.mask.causal) ? "window"
+                           : call.mask.causal                                                 ? "causal"
+                                                                                              : "full";
+  Machine machine_facts;
+  if (Status s = machine(&machine_facts); !s.ok()) return s;
+
+  Table table({{"workload", ""},
+               {"implementation", ""},
+               {"mode", ""},
+               {"part", ""},
+               {"ms", "{:.3f}"},
+               {"tflops", "{:.0f}"},
+               {"of_copy", "{:.2f}"},
+               {"error", "{:.2e}"},
+               {"clock_mhz", ""}});
+  const std::vector<std::string> modes =
+      flags.mode == "both" ? std::vector<std::string>{"burst", "sustained"} : std::vector<std::string>{flags.mode};
+  Progress progress("bench", static_cast<int>(workloads.size() * recipes.size() * modes.size()), session.progress);
+  for (const Workload& workload : workloads)
+    for (const std::string& mode : modes)
+      for (const Recipe& recipe : recipes) {
+        progress.step(workload.name + " " + recipe.name() + " " + mode);
+        options.sustained = mode == "sustained";
+        std::vector<PartTime> parts;
+        if (Status s = measure(workload, recipe, options, &parts); !s.ok()) return s;
+        std::string rows;
+        for (const PartTime& part : parts) {
+          const double tflops = part.flops / part.ms * 1e-9,
+                       copy = part.bytes / (part.ms * 1e-3) / machine_facts.copy_bytes_per_second;
+          const auto optional = [](bool there, double value) { return there ? Cell(value) : Cell(); };
+          table.add({workload.name, "flamia " + recipe.name(), mode, part.part, part.ms, optional(part.flops > 0, tflops),
+                     optional(part.bytes > 0, copy), optional(part.error >= 0, part.error), part.clock_mhz});
+          rows += fmt::format("{},{},{},{},{},{},\"{}\",{},{},{},{},{},flamia {},{},{:.4f},{},{}\n", flags.run, flags.commit,
+                              machine_facts.gpu, machine_facts.driver, machine_facts.cuda, part.clock_mhz, workload.name,
+                              options.heads, options.key_heads, options.head_dim, mask, mode, recipe.name(), part.part, part.ms,
+                              part.flops > 0 ? fmt::format("{:.1f}", tflops) : "",
+                              part.error >= 0 ? fmt::format("{:.2e}", part.error) : "");
+        }
+        if (!flags.csv.empty())
+          if (Status s = append(flags.csv, rows); !s.ok()) return s;
+      }
+  const std::string head = fmt::format("{}, driver {}, copy {:.2f} TB/s read and written; parts quantise as a share of it\n",
+                                       machine_facts.gpu, machine_facts.driver, machine_facts.copy_bytes_per_second * 1e-12);
+  return print(session.json ? table.json() + "\n" : head + table.text());
+}
+
+#else
+
+Status run(Bench&, const Session&) {
+  return Status::unsupported(
+      "bench measures the GPU kernels, and this build has none; configure with -DFLAMIA_CUDA=ON (needs nvcc 13). "
+      "The CPU backend is measured by the flamia_bench_cpu program");
+}
+
+#endif
+
+}  // namespace
+
+void add_bench(CLI::App& app, Session* session) {
+  auto flags = std::make_shared<Bench>();
+  CLI::App* command = app.add_subcommand("bench", "time the GPU kernels on packed workloads");
+  command->add_option("--recipes", flags->recipes, "comma-separated (default mxfp8,mxfp8-exact)")->option_text("R,...");
+  command->add_option("--workloads", flags->workloads, "names from the workload file (default: all)")->option_text("NAME,...");
+  command->add_option("--workload-file", flags->workload_file, "JSON with named lists of lengths (default bench/workloads.json)")
+      ->option_text("FILE");
+  command->add_option("--lengths", flags->lengths, "own document lengths instead: 4096x16 or 100,200,4096x2")->option_text("L,...");
+  command->add_option("--heads", flags->heads, "query heads (default 16)")->check(CLI::Range(1, 4096))->option_text("N");
+  command->add_option("--key-heads", flags->key_heads, "key and value heads (default: as --heads)")
+      ->check(CLI::Range(1, 4096))
+      ->option_text("N");
+  command->add_option("--head-dim", flags->head_dim, "64 or 128 (default)")->check(CLI::IsMember({64, 128}))->option_text("N");
+  command->add_option("--mode", flags->mode, "burst (single launches), sustained (back to back) or both")
+      ->check(CLI::IsMember({"burst", "sustained", "both"}))
+      ->option_text("M");
+  command->add_flag("--training-call", flags->training, "with everything that the backward pass needs");
+  command->add_option("--csv", flags->csv, "append rows to this file")->option_text("FILE");
+  command->add_option("--run", flags->run, "name shared by everything measured side by side (default: the time)")
+      ->option_text("ID");
+  command->add_option("--commit", flags->commit, "recorded in the rows")->option_text("REV");
+  command->add_option("--seed", flags->seed, "of the random operands (default: fresh)")->option_text("N");
+  add_mask_flags(command, &flags->mask);
+  add_report_flags(command, session);
+  command->footer(
+      "Parts: schedule (work list), quantise (Q, K, V), forward (attention kernel), call (everything).\n\n"
+      "Examples:\n"
+      "  flamia bench --csv bench/results/run.csv --commit $(git rev-parse --short HEAD)\n"
+      "  flamia bench --lengths 4096x16 --heads 32 --key-heads 8 --mode both\n"
+      "  flamia bench --workloads 16x4096,256x256 --full --recipes mxfp8-exact");
+  command->callback([flags, session] { session->action = [flags, session] { return run(*flags, *session); }; });
+}
+
+}  // namespace flamia::cli

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "command.hpp"
+#include "io/output_file.hpp"
+#include "leakage.hpp"
+#include "progress.hpp"
+
+namespace flamia::cli {
+namespace {
+
+struct LeakFlags {
+  std::string in, recipes, csv, factors = "16,1024,10000";
+  MaskFlags mask;
+  CallOptions options;
+};
+
+Status run(LeakFlags& flags, const Session& session) {
+  if (Status s = finish_mask(flags.mask, &flags.options); !s.ok()) return s;
+  std::vector<Recipe> recipes;
+  if (Status s = parse_recipes(flags.recipes, &recipes); !s.ok()) return s;
+  std::vector<float> factors;
+  if (Status s = parse_factors(flags.factors, &factors); !s.ok()) return s;
+  if (!flags.csv.empty())
+    if (Status s = check_writable(flags.csv); !s.ok()) return s;
+  Inputs inputs;
+  if (Status s = load_inputs(flags.in, &inputs); !s.ok()) return s;
+  CallOptions options = flags.options;
+  options.backward = inputs.d_o.has_value();
+  Progress progress("leak", leak_runs(inputs, options, factors.size()) * static_cast<int>(recipes.size()), session.progress);
+  Table every = leak_table(), summary = leak_table();
+  for (const Recipe& recipe : recipes) {
+    CallOptions own = options;
+    own.backward = options.backward && recipe.trains;
+    std::vector<LeakRow> rows;
+    const auto step = [&](const std::string& what) { progress.step(what); };
+    if (Status s = measure_leak(inputs, recipe, own, factors, step, &rows); !s.ok()) return s;
+    add_leak_rows(recipe.name(), rows, &every);
+    add_leak_rows(recipe.name(), summarise(rows), &summary);
+  }
+  if (!flags.csv.empty())
+    if (Status s = write_file(flags.csv, every.csv()); !s.ok()) return s;
+  return print(session.json ? every.json() + "\n" : summary.text());
+}
+
+}  // namespace
+
+void add_leak(CLI::App& app, Session* session) {
+  auto flags = std::make_shared<LeakFlags>();
+  CLI::App* command = app.add_subcommand("leak", "what recipes let through between tokens that the mask keeps apart");
+  command->add_option("IN", flags->in, "safetensors file with q, k, v (and dout, cu_seqlens)")->required();
+  command->add_option("--recipes", flags->recipes, "recipes, separated by commas")->required()->option_text("A,B,...");
+  command->add_option("--factors", flags->factors, "what hidden tokens are multiplied by (default 16,1024,10000)")
+      ->option_text("F,...");
+  command->add_option("--csv", flags->csv, "also write every factor and cut to this file")->option_text("F");
+  add_mask_flags(command, &flags->mask);
+  add_device_flags(command, &flags->options);
+  add_report_flags(command, session);
+  command->footer(
+      "Inputs that an output must not depend on are multiplied by each factor, all documents at once, at two cuts per document (at "
+      "a third,\n"
+      "inside a 32-token block, and at two thirds, at the end of one). Printed: the greatest change of O, dQ, dK, dV relative to "
+      "the greatest\n"
+      "output, 0 = every bit equal, and how many elements changed. The table shows the greatest over factors and cuts; --csv and "
+      "--json all.\n"
+      "  earlier, earlier_blocks      O and dQ of earlier tokens when later ones change; *_blocks: outside the changed token's "
+      "32-token block\n"
+      "  look_back, look_back_blocks  dK and dV of tokens that the changed queries do not see\n"
+      "  behind_window                O and dQ of rows whose window begins after the changed tokens (only with --window)\n"
+      "  other_documents              everything of the other documents when one document is multiplied by the greatest factor\n\n"
+      "Examples:\n"
+      "  flamia leak in.safetensors --recipes mxfp8-exact,mxfp8,fp8-tensor\n"
+      "  flamia leak in.safetensors --recipes mxfp8-floor --factors 16 --csv leak.csv --json");
+  command->callback([flags, session] { session->action = [flags, session] { return run(*flags, *session); }; });
+}
+
+}  // namespace flamia::cli

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// The flamia program. Exit codes: 0 done, 2 wrong usage or input, 3 valid but unsupported, 4 a file cannot be read or written, 1 other.
+#include <signal.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <new>
+
+#include "command.hpp"
+
+namespace {
+
+constexpr const char* kFooter =
+    "Tensors come and go as safetensors files: q [T, H, d], k and v [T, Hkv, d], dout [T, H, d] (optional),\n"
+    "cu_seqlens int32 [B + 1] (optional, starting at 0: where the packed documents begin).\n\n"
+    "Examples:\n"
+    "  flamia demo\n"
+    "  flamia attend in.safetensors --recipe mxfp8-exact --backward --out out.safetensors\n"
+    "  flamia accuracy in.safetensors --recipes bf16,mxfp8,mxfp8-exact,fp8-tensor --csv accuracy.csv\n"
+    "  flamia leak in.safetensors --recipes mxfp8-exact,fp8-tensor\n"
+    "  flamia explain --recipe \"mxfp8 ds=32x32\" --arch sm_90\n\n"
+    "Exit codes: 0 done, 2 wrong usage or input, 3 valid but unsupported, 4 a file cannot be read or written, 1 other.";
+
+int report(const flamia::Status& status) {
+  if (!status.ok()) std::fprintf(stderr, "flamia: error: %s\n", status.message().c_str());
+  return flamia::cli::exit_code(status.code());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  ::signal(SIGPIPE, SIG_IGN);  // a reader that left is an I/O error with a message, not a silent death
+  CLI::App app{"Attention for training with 8-bit and 4-bit operands: run it, measure it, explain it.", "flamia"};
+  flamia::cli::Session session;
+  app.set_version_flag("--version", flamia::version());
+  app.require_subcommand(1);
+  app.footer(kFooter);
+  for (auto add : {flamia::cli::add_attend, flamia::cli::add_quantize, flamia::cli::add_accuracy, flamia::cli::add_leak,
+                   flamia::cli::add_recipes, flamia::cli::add_explain, flamia::cli::add_demo})
+    add(app, &session);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? flamia::cli::kDone : flamia::cli::kBadInput;
+  }
+  try {
+    return report(session.action());
+  } catch (const std::bad_alloc&) {
+    return report({flamia::StatusCode::out_of_memory, "out of memory; use a smaller input"});
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "flamia: error: unexpected failure: %s\n", error.what());
+    return flamia::cli::kOther;
+  }
+}
