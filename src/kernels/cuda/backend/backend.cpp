@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// The Hopper backend behind the public API: schedule, quantise, attend. Enqueues kernels on the caller's stream and nothing else.
+#include <cuda_runtime_api.h>
+
+#include <string>
+
+#include "api/dispatch.hpp"
+#include "api/plan_impl.hpp"
+#include "kernels/cuda/backend/forward_call.hpp"
+
+namespace flamia::cuda {
+namespace {
+
+Status check_device() {
+  int device = 0;
+  if (Status s = device_status(cudaGetDevice(&device), "cudaGetDevice"); !s.ok()) return s;
+  int major = 0, minor = 0;
+  if (Status s = device_status(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "compute capability");
+      !s.ok())
+    return s;
+  if (Status s = device_status(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "compute capability");
+      !s.ok())
+    return s;
+  if (major == 9 && minor == 0) return {};
+  return Status::unsupported("device cuda: the GPU has compute capability " + std::to_string(major) + "." + std::to_string(minor) +
+                             ", the kernels are for 9.0 (H100, H200); use the CPU backend");
+}
+
+Status check(const Problem& problem, const Recipe& recipe, const PlanOptions& options) {
+  HopperForm form;
+  if (Status s = hopper_form(recipe, &form); !s.ok()) return s;
+  if (problem.head_dim != 64 && problem.head_dim != 128)
+    return Status::unsupported("head_dim = " + std::to_string(problem.head_dim) +
+                               " does not run on sm_90; 64 and 128 do, and the CPU backend takes every multiple of 16 up to 256");
+  if (Status s = schedule::gpu::check(forward_shape(problem, form)); !s.ok()) return s;
+  if (options.training)
+    return Status::unsupported(
+        "device cuda has no backward pass in this version: plan with training = false, or use the CPU backend");
+  return check_device();
+}
+
+std::size_t saved_bytes(const Problem& problem, const Recipe& recipe, const PlanOptions& options) {
+  return forward_memory(problem, form_of(recipe), options, nullptr, nullptr).saved_bytes;
+}
+
+std::size_t workspace_bytes(const Problem& problem, const Recipe& recipe, const PlanOptions& options, Pass pass) {
+  return pass == Pass::forward ? forward_memory(problem, form_of(recipe), options, nullptr, nullptr).workspace_bytes : 0;
+}
+
+std::string explain(const Problem& problem, const Recipe& recipe, const PlanOptions& options) {
+  const HopperForm form = form_of(recipe);
+  const ForwardMemory memory = forward_memory(problem, form, options, nullptr, nullptr);
+  return "sm_90, query tile " + std::to_string(sm90::query_tile(forward_config(problem, form))) + ", key tile " +
+         std::to_string(sm90::kKeyTile) + ", saved " + std::to_string(memory.saved_bytes) + " bytes, workspace " +
+         std::to_string(memory.workspace_bytes) + " bytes\n";
+}
+
+Status forward(const Plan& plan, const ForwardTensors& tensors, void* saved, void* workspace, void* stream) {
+  const ForwardCall call(plan, tensors, saved, workspace, static_cast<cudaStream_t>(stream));
+  if (Status s = call.check(); !s.ok()) return s;
+  if (Status s = call.schedule(); !s.ok()) return s;
+  if (Status s = call.quantise(); !s.ok()) return s;
+  return call.attend();
+}
+
+Status backward(const Plan&, const BackwardTensors&, const void*, void*, void*) {
+  return Status::unsupported("device cuda has no backward pass in this version; use the CPU backend");
+}
+
+}  // namespace
+
+const api::Backend& backend() {
+  static const api::Backend table{"sm_90", check, saved_bytes, workspace_bytes, explain, forward, backward};
+  return table;
+}
+
+}  // namespace flamia::cuda

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// What of a recipe the Hopper kernels execute, as their own configuration.
+#pragma once
+#include "flamia/recipe.hpp"
+#include "flamia/types.hpp"
+#include "kernels/cuda/sm90/forward/forward.hpp"
+#include "quantize/cuda/quantise.hpp"
+
+namespace flamia::cuda {
+
+/// How one operand is quantised on the GPU.
+struct OperandForm {
+  quantize::gpu::Group group = quantize::gpu::Group::block;
+  bool sticky = false;
+};
+
+struct HopperForm {
+  OperandForm q, k, v, d_out;
+  bool rotate = false;
+  sm90::ScaleGroup scale_group = sm90::ScaleGroup::block;  // what the attention kernels are compiled for
+  sm90::RowReference reference = sm90::RowReference::phase32;
+};
+
+/// unsupported, naming every field that the kernels do not execute, with the nearest recipes that they do.
+Status hopper_form(const Recipe& recipe, HopperForm* form);
+
+}  // namespace flamia::cuda

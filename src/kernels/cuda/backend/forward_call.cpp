@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/backend/forward_call.hpp"
+
+#include <string>
+
+#include "schedule/cuda/clear.hpp"
+
+namespace flamia::cuda {
+namespace {
+
+/// Half of the L2 cache for the keys and values of the heads that are worked on together; queries and outputs stream through the rest.
+constexpr std::int64_t kL2Share = 30 << 20;
+
+/// The kernels' window: -1 where nothing limits it.
+int window(std::int64_t reach) { return reach < 0 || reach > INT32_MAX ? -1 : static_cast<int>(reach); }
+
+}  // namespace
+
+Status device_status(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return {};
+  return {StatusCode::device_error, std::string(what) + ": " + cudaGetErrorName(error) + ", " + cudaGetErrorString(error)};
+}
+
+HopperForm form_of(const Recipe& recipe) {
+  HopperForm form;
+  (void)hopper_form(recipe, &form);
+  return form;
+}
+
+ForwardCall::ForwardCall(const Plan& plan, const ForwardTensors& tensors, void* saved, void* workspace, cudaStream_t stream)
+    : problem_(plan.problem()),
+      training_(plan.options().training),
+      tensors_(tensors),
+      stream_(stream),
+      form_(form_of(plan.recipe())),
+      memory_(forward_memory(problem_, form_, plan.options(), saved, workspace)),
+      slots_(slots_of(problem_)),
+      shape_(forward_shape(problem_, form_)),
+      schedule_(schedule::gpu::view(shape_, memory_.schedule)) {}
+
+Status ForwardCall::check() const {
+  if (tensors_.o.dtype != DType::bf16)
+    return Status::unsupported("o is F32; on a GPU the forward pass writes BF16: pass a BF16 tensor");
+  if (tensors_.q.dtype == DType::f32)
+    return Status::unsupported("q, k and v are F32; on a GPU they must be BF16 or F16: cast them first");
+  const std::int64_t head = problem_.head_dim, token = head * problem_.query_heads;
+  const bool dense = (tensors_.o.head_stride == 0 || tensors_.o.head_stride == head) &&
+                     (tensors_.o.token_stride == 0 || tensors_.o.token_stride == token);
+  if (!dense) return Status::unsupported("o is strided; on a GPU it must be dense [tokens][query_heads][head_dim]");
+  return {};
+}
+
+Status ForwardCall::schedule() const { return schedule::gpu::launch(shape_, tensors_.cu_seqlens, memory_.schedule, stream_); }
+
+Status ForwardCall::quantise(const TensorView& input, int heads, const OperandForm& form, bool rotate, sm90::TokenOrder order,
+                             const OperandMemory& memory) const {
+  quantize::gpu::QuantiseParams params;
+  params.input = input;
+  params.heads = heads;
+  params.head_dim = problem_.head_dim;
+  params.rotate = rotate;
+  params.group = form.group;
+  params.prefix = prefix_of(form, memory.prefix_exponents != nullptr);
+  params.rows = memory.rows;
+  params.transposed = memory.transposed;
+  params.order = order;
+  params.exponents = memory.exponents;
+  params.prefix_exponents = memory.prefix_exponents;
+  params.slots = slots_;
+  params.blocks = schedule_.blocks;
+  params.totals = schedule_.totals;
+  params.block_capacity = schedule_.block_capacity;
+  params.scratch = memory_.scratch;
+  return quantize::gpu::launch_quantise(params, stream_);
+}
+
+Status ForwardCall::quantise() const {
+  if (Status s = quantise(tensors_.q, problem_.query_heads, form_.q, form_.rotate, sm90::TokenOrder::pi, memory_.q); !s.ok())
+    return s;
+  if (Status s = quantise(tensors_.k, problem_.key_heads, form_.k, form_.rotate, sm90::TokenOrder::rho, memory_.k); !s.ok())
+    return s;
+  return quantise(tensors_.v, problem_.key_heads, form_.v, false, sm90::TokenOrder::pi, memory_.v);
+}
+
+Status ForwardCall::attend() const {
+  schedule::gpu::ClearParams clear;
+  clear.tensors[0] = {tensors_.o, problem_.query_heads};
+  clear.lse = tensors_.lse;
+  clear.head_dim = problem_.head_dim;
+  clear.tokens = problem_.tokens;
+  if (Status s = schedule::gpu::launch_clear_uncovered(clear, schedule_.totals, stream_); !s.ok()) return s;
+
+  const sm90::ForwardConfig config = forward_config(problem_, form_);
+  sm90::ForwardParams params;
+  params.query_codes = memory_.q.rows;
+  params.key_codes = memory_.k.rows;
+  params.value_codes = memory_.v.transposed;
+  params.query_exponents = memory_.q.exponents;
+  params.key_exponents = memory_.k.exponents;
+  params.value_exponents = memory_.v.exponents;
+  params.documents = schedule_.documents;
+  params.items = schedule_.forward;
+  params.item_count = &schedule_.totals->forward.items;
+  params.counter = schedule_.counters;
+  params.output = tensors_.o.data;
+  params.lse = tensors_.lse;
+  params.row_reference = memory_.row_reference;
+  params.row_sum = memory_.row_sum;
+  params.slots = slots_;
+  params.tokens = problem_.tokens;
+  params.query_heads = problem_.query_heads;
+  params.key_heads = problem_.key_heads;
+  params.heads_per_group = sm90::heads_per_group(config, slots_, problem_.query_heads, problem_.key_heads, kL2Share);
+  params.softmax_scale = problem_.scale;
+  params.window_left = window(problem_.mask.left);
+  params.window_right = problem_.mask.causal ? 0 : window(problem_.mask.right);
+  return device_status(sm90::launch_forward(params, config, stream_), "forward kernel");
+}
+
+}  // namespace flamia::cuda

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// One forward call as the stages it enqueues, so that the benchmark can time each of them and the API can enqueue them all.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include "flamia/attention.hpp"
+#include "kernels/cuda/backend/memory.hpp"
+
+namespace flamia::cuda {
+
+/// Null pointers of `tensors`, dtypes and strides have been checked. Every stage only enqueues work on `stream`.
+class ForwardCall {
+ public:
+  ForwardCall(const Plan& plan, const ForwardTensors& tensors, void* saved, void* workspace, cudaStream_t stream);
+
+  Status check() const;     // what the kernels cannot do with these tensors
+  Status schedule() const;  // documents, blocks, work list
+  Status quantise() const;  // Q, K and V
+  Status attend() const;    // O and LSE; rows outside every document are filled too
+
+ private:
+  Status quantise(const TensorView& input, int heads, const OperandForm& form, bool rotate, sm90::TokenOrder order,
+                  const OperandMemory& memory) const;
+
+  const Problem& problem_;
+  bool training_;
+  const ForwardTensors& tensors_;
+  cudaStream_t stream_;
+  HopperForm form_;
+  ForwardMemory memory_;
+  std::int64_t slots_;
+  schedule::gpu::Shape shape_;
+  schedule::gpu::View schedule_;
+};
+
+/// The form of a recipe that Plan::create has accepted.
+HopperForm form_of(const Recipe& recipe);
+Status device_status(cudaError_t error, const char* what);
+
+}  // namespace flamia::cuda

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/backend/memory.hpp"
+
+#include <algorithm>
+
+namespace flamia::cuda {
+namespace {
+
+constexpr std::size_t kAlignment = 256;
+
+/// Deals out aligned pieces of one buffer; counts only when the buffer is null.
+class Pieces {
+ public:
+  explicit Pieces(void* base) : base_(static_cast<std::byte*>(base)) {}
+
+  template <class T>
+  T* take(std::int64_t count) {
+    const std::size_t at = bytes_;
+    bytes_ += (static_cast<std::size_t>(count) * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
+    return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + at);
+  }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* base_;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace
+
+std::int64_t slots_of(const Problem& problem) { return sm90::slot_capacity(problem.tokens, problem.documents); }
+
+quantize::gpu::Prefix prefix_of(const OperandForm& form, bool wanted) {
+  if (form.sticky) return quantize::gpu::Prefix::sticky;
+  return wanted ? quantize::gpu::Prefix::record : quantize::gpu::Prefix::none;
+}
+
+sm90::ForwardConfig forward_config(const Problem& problem, const HopperForm& form) {
+  sm90::ForwardConfig config;
+  config.head_dim = problem.head_dim;
+  config.scale_group = form.scale_group;
+  config.reference = form.reference;
+  return config;
+}
+
+schedule::gpu::Shape forward_shape(const Problem& problem, const HopperForm& form) {
+  schedule::gpu::Shape shape;
+  shape.tokens = problem.tokens;
+  shape.documents = problem.documents;
+  shape.reach = schedule::reach_of(problem.mask.causal, problem.mask.left, problem.mask.right);
+  shape.forward_tile = sm90::query_tile(forward_config(problem, form));
+  return shape;
+}
+
+ForwardMemory forward_memory(const Problem& problem, const HopperForm& form, const PlanOptions& options, void* saved_base,
+                             void* workspace_base) {
+  const std::int64_t slots = slots_of(problem);
+  const std::int64_t query_slots = slots * problem.query_heads, key_slots = slots * problem.key_heads;
+  Pieces saved(saved_base), workspace(workspace_base);
+  Pieces& kept = options.training ? saved : workspace;
+
+  ForwardMemory memory;
+  memory.q.rows = kept.take<std::uint8_t>(query_slots * problem.head_dim);
+  memory.q.exponents = kept.take<std::uint8_t>(query_slots);
+  memory.k.rows = kept.take<std::uint8_t>(key_slots * problem.head_dim);
+  memory.k.exponents = kept.take<std::uint8_t>(key_slots);
+  memory.v.transposed = workspace.take<std::uint8_t>(key_slots * problem.head_dim);
+  memory.v.exponents = kept.take<std::uint8_t>(key_slots);
+  if (options.training) {
+    memory.q.transposed = saved.take<std::uint8_t>(query_slots * problem.head_dim);
+    memory.k.transposed = saved.take<std::uint8_t>(key_slots * problem.head_dim);
+    memory.v.rows = saved.take<std::uint8_t>(key_slots * problem.head_dim);
+    // one exponent for the whole tensor is its own prefix maximum
+    if (form.k.group != quantize::gpu::Group::tensor) memory.k.prefix_exponents = saved.take<std::uint8_t>(key_slots);
+    if (form.v.group != quantize::gpu::Group::tensor) memory.v.prefix_exponents = saved.take<std::uint8_t>(key_slots);
+    memory.row_reference = saved.take<float>(query_slots);
+    memory.row_sum = saved.take<float>(query_slots);
+  }
+  memory.schedule =
+      workspace.take<std::byte>(static_cast<std::int64_t>(schedule::gpu::workspace_bytes(forward_shape(problem, form))));
+
+  std::size_t scratch = 0;
+  for (const auto& [operand, heads] :
+       {std::pair{&form.q, problem.query_heads}, {&form.k, problem.key_heads}, {&form.v, problem.key_heads}}) {
+    quantize::gpu::QuantiseParams params;
+    params.heads = heads;
+    params.head_dim = problem.head_dim;
+    params.group = operand->group;
+    params.prefix = prefix_of(*operand, options.training && operand != &form.q && operand->group != quantize::gpu::Group::tensor);
+    params.slots = slots;
+    params.block_capacity = schedule::gpu::view(forward_shape(problem, form), nullptr).block_capacity;
+    scratch = std::max(scratch, quantize::gpu::scratch_bytes(params));
+  }
+  memory.scratch = workspace.take<std::uint32_t>(static_cast<std::int64_t>((scratch + 3) / 4));
+  memory.saved_bytes = saved.bytes();
+  memory.workspace_bytes = workspace.bytes();
+  return memory;
+}
+
+}  // namespace flamia::cuda

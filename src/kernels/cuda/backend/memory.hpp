@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the caller's `saved` and `workspace` are divided. Sizes follow from the problem's bounds alone; lengths are not known here.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "flamia/attention.hpp"
+#include "kernels/cuda/backend/form.hpp"
+#include "schedule/cuda/schedule.hpp"
+
+namespace flamia::cuda {
+
+/// Codes and exponents of one operand; layouts of sm90/layout.hpp. Null: this call does not need it.
+struct OperandMemory {
+  std::uint8_t* rows = nullptr;
+  std::uint8_t* transposed = nullptr;
+  std::uint8_t* exponents = nullptr;         // [heads][slots]
+  std::uint8_t* prefix_exponents = nullptr;  // [heads][slots]
+};
+
+/// Everything the forward pass computes with. When training, what the backward pass reads again lies in `saved`, the rest in
+/// `workspace`; without training all of it is workspace.
+struct ForwardMemory {
+  OperandMemory q, k, v;
+  float* row_reference = nullptr;  // m, [query_heads][slots]
+  float* row_sum = nullptr;        // l
+  void* schedule = nullptr;
+  std::uint32_t* scratch = nullptr;
+  std::size_t saved_bytes = 0;
+  std::size_t workspace_bytes = 0;
+};
+
+/// With null bases only the sizes are meaningful.
+ForwardMemory forward_memory(const Problem& problem, const HopperForm& form, const PlanOptions& options, void* saved,
+                             void* workspace);
+
+/// What the quantiser does about prefix maxima; `wanted`: the backward pass reads them.
+quantize::gpu::Prefix prefix_of(const OperandForm& form, bool wanted);
+
+std::int64_t slots_of(const Problem& problem);
+schedule::gpu::Shape forward_shape(const Problem& problem, const HopperForm& form);
+sm90::ForwardConfig forward_config(const Problem& problem, const HopperForm& form);
+
+}  // namespace flamia::cuda

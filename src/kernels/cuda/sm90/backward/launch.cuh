@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launching the gradients kernel; included by the translation units that instantiate it.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include "instances.hpp"
+#include "kernel.cuh"
+
+namespace flamia::sm90::backward {
+
+inline constexpr int kSharedAlign = 128;  // dynamic shared memory is only promised 16 bytes of alignment
+
+template <class Config>
+cudaError_t launch(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream) {
+  constexpr int shared_bytes = static_cast<int>(sizeof(Storage<Config>)) + kSharedAlign;
+  static_assert(shared_bytes <= 227 * 1024, "a block may use 227 KiB of shared memory");
+  if (const cudaError_t error = cudaFuncSetAttribute(gradients_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+      error != cudaSuccess) {
+    return error;
+  }
+  gradients_kernel<Config><<<multiprocessors, Config::kThreads, shared_bytes, stream>>>(params, config.gradients, config.rotated);
+  return cudaGetLastError();
+}
+
+template <int kHeadDim, ScaleGroup kScaleGroup, PartialFormat kPartials>
+cudaError_t launch_order(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream) {
+  if (config.record_codes) return launch<Config<kHeadDim, kScaleGroup, kPartials, true, true>>(params, config, multiprocessors, stream);
+  return config.deterministic ? launch<Config<kHeadDim, kScaleGroup, kPartials, true, false>>(params, config, multiprocessors, stream)
+                              : launch<Config<kHeadDim, kScaleGroup, kPartials, false, false>>(params, config, multiprocessors, stream);
+}
+
+template <int kHeadDim, ScaleGroup kScaleGroup>
+cudaError_t launch_gradients(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream) {
+  return config.partials == PartialFormat::f16
+             ? launch_order<kHeadDim, kScaleGroup, PartialFormat::f16>(params, config, multiprocessors, stream)
+             : launch_order<kHeadDim, kScaleGroup, PartialFormat::f32>(params, config, multiprocessors, stream);
+}
+
+}  // namespace flamia::sm90::backward

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Powers of two and the exponent rule, from bits.
+#pragma once
+#include <cstdint>
+
+#include "records.hpp"
+
+namespace flamia::sm90::backward {
+
+inline constexpr unsigned kFullWarp = 0xFFFFFFFFu;
+
+__device__ __forceinline__ int clamp(int value, int low, int high) { return min(max(value, low), high); }
+
+/// 2^exponent, -126 ... 127.
+__device__ __forceinline__ float power_of_two(int exponent) { return __int_as_float((exponent + kExponentBias) << 23); }
+
+/// The ceil rule on the bits of a magnitude: least e with x <= 448 * 2^e. Held within -100 ... 120, where a payload of smaller or larger
+/// magnitude contributes nothing or is infinite, so that products of such factors stay finite.
+__device__ __forceinline__ int payload_exponent(std::uint32_t magnitude_bits) {
+  constexpr std::uint32_t above_448 = 0x1FFFFF;  // carries into the exponent from a mantissa above 1.75 on
+  return clamp(static_cast<int>((magnitude_bits + above_448) >> 23) - kExponentBias - 8, -100, 120);
+}
+
+/// The power of two that brings a row's Y into FP16: 2^-(greatest V exponent it sees, or what D' asks), and 2^-(how far its greatest K
+/// exponent lies below the tile's). A function of what the row sees alone.
+__device__ __forceinline__ int fp16_shift(int value_exponent, int row_reach, int key_exponent, int tile_key_exponent) {
+  return clamp(tile_key_exponent - key_exponent - max(value_exponent, row_reach), -100, 100);
+}
+
+}  // namespace flamia::sm90::backward

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// The prepare kernel: row and key records from exponents, m, D' and z. A block makes 128 positions of one head at a time.
+#include "instances.hpp"
+#include "numerics/exponent.hpp"
+#include "power.cuh"
+#include "work.hpp"
+
+namespace flamia::sm90::backward {
+namespace {
+
+constexpr int kThreads = kKeyTile;
+constexpr int kWarps = kThreads / 32;
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kGreatestOffset = 0x1p110f;
+
+/// Scans of one integer per thread over the block; `totals` has room for one word a warp. Both end with a barrier.
+__device__ int suffix_maximum(int value, int* totals) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int after = __shfl_down_sync(kFullWarp, value, step);
+    if (lane + step < 32) value = max(value, after);
+  }
+  if (lane == 0) totals[warp] = value;
+  __syncthreads();
+  for (int w = warp + 1; w < kWarps; ++w) value = max(value, totals[w]);
+  __syncthreads();
+  return value;
+}
+__device__ int prefix_maximum(int value, int* totals) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int before = __shfl_up_sync(kFullWarp, value, step);
+    if (lane >= step) value = max(value, before);
+  }
+  if (lane == 31) totals[warp] = value;
+  __syncthreads();
+  for (int w = 0; w < warp; ++w) value = max(value, totals[w]);
+  __syncthreads();
+  return value;
+}
+
+/// Exponent that D' asks of FP16: |D'| 2^(-eG - kUnit) < 2^(14 + exponent).
+__device__ int offset_reach(float d_prime, int gradient_exponent) {
+  const std::uint32_t bits = numerics::bits_of(d_prime) & 0x7FFFFFFF;
+  if (bits == 0 || bits >= 0x7F800000) return kLeastReach;
+  return clamp(static_cast<int>(bits >> 23) - kExponentBias + 1 - gradient_exponent - 24, kLeastReach, 300);
+}
+
+struct Tile {
+  Document document;
+  int first, position;
+  std::int64_t slot;
+  bool valid;    // the position is a token
+  bool written;  // this block owns the slot's record, or nobody does (behind the last document)
+};
+
+__device__ Tile tile_of(const BackwardParams& params, int item) {
+  const WorkItem work = params.items[item];
+  const Document document = params.documents[work.document];
+  Tile tile{document, work.first, work.first + static_cast<int>(threadIdx.x), 0, false, false};
+  tile.slot = static_cast<std::int64_t>(document.slot_start) + tile.position;
+  tile.valid = tile.position < document.length;
+  const int own = (document.length + kGroup - 1) / kGroup * kGroup;
+  tile.written = tile.position < own || (tile.slot >= *params.used_slots && tile.slot < params.slots);
+  return tile;
+}
+
+__device__ void write_row(const BackwardParams& params, const Tile& tile, int head, bool scaled_partials, int* totals) {
+  const std::int64_t at = head * params.slots + tile.slot;
+  int query = 0, gradient = 0, dq_exponent = 0;
+  float reference = 0.0f, d_prime = 0.0f;
+  bool flagged = false;
+  if (tile.valid) {
+    const int query_byte = params.query_exponents[at], gradient_byte = params.gradient_exponents[at];
+    reference = params.row_reference[at];
+    d_prime = params.d_prime[at];
+    if (scaled_partials) dq_exponent = params.dq_exponent[at];
+    flagged = query_byte == kFlaggedByte || gradient_byte == kFlaggedByte || numerics::is_nan(reference) || numerics::is_nan(d_prime);
+    query = query_byte == kFlaggedByte ? 0 : query_byte - kExponentBias;
+    gradient = gradient_byte == kFlaggedByte ? 0 : gradient_byte - kExponentBias;
+  }
+  const bool counts = tile.valid && !flagged;
+  const int from_here = suffix_maximum(counts ? gradient : kLeastExponent, totals);
+  if (threadIdx.x == 0) totals[0] = from_here;
+  __syncthreads();
+  const int of_tile = totals[0];
+  __syncthreads();
+  const int reach = counts ? offset_reach(d_prime, gradient) : kLeastReach;
+  const int warp_reach = __reduce_max_sync(kFullWarp, reach);
+  if (threadIdx.x % 32 == 0) totals[threadIdx.x / 32] = warp_reach;
+  __syncthreads();
+  const int first_warp = threadIdx.x / kQueryStep * (kQueryStep / 32);
+  const int of_step = max(totals[first_warp], totals[first_warp + 1]);
+  __syncthreads();
+  if (!tile.written) return;
+
+  const float offset = numerics::scale_pow2(d_prime, -gradient - kCodeShift - kUnit);
+  std::uint8_t* const record = static_cast<std::uint8_t*>(params.row_records) + row_field_offset(params.slots, head, tile.slot, 0);
+  const auto put = [&](int field, int word) { *reinterpret_cast<int*>(record + field * kFieldBytes) = word; };
+  const auto put_float = [&](int field, float value) { put(field, __float_as_int(value)); };
+  put_float(kBias, flagged ? numerics::quiet_nan() : numerics::add(static_cast<float>(kCodeShift), -reference));
+  put_float(kOffset, counts ? fminf(fmaxf(offset, -kGreatestOffset), kGreatestOffset) : 0.0f);
+  put_float(kRho, counts ? numerics::mul(numerics::mul(params.softmax_scale, kLog2E), numerics::pow2(query)) : 0.0f);
+  put_float(kFold, counts ? power_of_two(clamp(gradient - of_tile, -126, 0)) : 0.0f);
+  put_float(kWeight, counts ? power_of_two(clamp(gradient + query + kUnit, -126, 120)) : 0.0f);
+  put(kDqUnit, gradient + kUnit + dq_exponent);
+  put(kReach, pack_halves(reach, of_step));
+  put(kFoldMax, pack_halves(from_here, of_tile));
+}
+
+__device__ void write_key(const BackwardParams& params, const Tile& tile, int head, int* totals) {
+  const std::int64_t at = head * params.slots + tile.slot;
+  int key = 0, value = 0;
+  bool flagged = false;
+  if (tile.valid) {
+    const int key_byte = params.key_exponents[at], value_byte = params.value_exponents[at];
+    flagged = key_byte == kFlaggedByte || value_byte == kFlaggedByte;
+    key = key_byte - kExponentBias;
+    value = value_byte - kExponentBias;
+  }
+  const bool counts = tile.valid && !flagged;
+  const int key_reach = prefix_maximum(counts ? key : kLeastExponent, totals);
+  const int value_reach = prefix_maximum(counts ? value : kLeastExponent, totals);
+  if (threadIdx.x == kThreads - 1) totals[0] = key_reach, totals[1] = value_reach;
+  __syncthreads();
+  const int tile_key = totals[0], tile_value = totals[1];
+  const bool uniform = __syncthreads_and(!tile.valid || (counts && key == tile_key && value == tile_value));
+  if (!tile.written) return;
+  KeyRecord record;
+  record.slope = flagged ? numerics::quiet_nan() : counts ? numerics::pow2(key) : 0.0f;
+  record.value = flagged ? numerics::quiet_nan() : counts ? power_of_two(clamp(value - kCodeShift - kUnit, -126, 127)) : 0.0f;
+  record.share = counts ? power_of_two(clamp(key - tile_key, -126, 0)) : 1.0f;
+  record.reach = static_cast<std::uint32_t>(key_reach + kExponentBias) | static_cast<std::uint32_t>(value_reach + kExponentBias) << 8 |
+                 (uniform ? static_cast<std::uint32_t>(kUniform) : 0u);
+  static_cast<KeyRecord*>(params.key_records)[at] = record;
+}
+
+__global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant__ BackwardParams params, bool scaled_partials) {
+  __shared__ int totals[kWarps];
+  const int heads = params.query_heads + params.key_heads;
+  const std::int64_t jobs = static_cast<std::int64_t>(*params.item_count) * heads;
+  for (std::int64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
+    const int head = static_cast<int>(job % heads);
+    const Tile tile = tile_of(params, static_cast<int>(job / heads));
+    if (head < params.query_heads) {
+      write_row(params, tile, head, scaled_partials, totals);
+      // A step's turns are counted at its first slot.
+      if (params.turns != nullptr && tile.valid && threadIdx.x % kQueryStep == 0) {
+        params.turns[(head * params.slots + tile.slot) / kGroup] = 0;
+      }
+    } else {
+      write_key(params, tile, head - params.query_heads, totals);
+    }
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_prepare(const BackwardParams& params, bool scaled_partials, int multiprocessors, cudaStream_t stream) {
+  constexpr int blocks_per_multiprocessor = 16;
+  prepare_kernel<<<multiprocessors * blocks_per_multiprocessor, kThreads, 0, stream>>>(params, scaled_partials);
+  return cudaGetLastError();
+}
+
+}  // namespace flamia::sm90::backward

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shared memory of one block. Every barrier is named for what it announces.
+#pragma once
+#include <cstdint>
+
+#include "config.hpp"
+
+namespace flamia::sm90::backward {
+
+/// One unit of work as the roles see it: a key tile of a document and the query heads that read it. `steps` < 0 ends the kernel.
+struct alignas(16) Work {
+  std::int32_t slot_start, token_start, length, first_key;
+  std::int32_t key_head;
+  std::int32_t first_step;  // of 64 queries
+  std::int32_t blocks;      // steps per query head
+  std::int32_t steps;       // blocks * query heads of the group
+};
+
+/// What a step streams: Q and dO' of 64 queries, both ways, and their records.
+template <class Config>
+struct Stage {
+  std::uint8_t query[Config::kStepBytes];
+  std::uint8_t gradient[Config::kStepBytes];
+  std::uint8_t query_transposed[Config::kStepBytes];
+  std::uint8_t gradient_transposed[Config::kStepBytes];
+  std::uint8_t records[kStepRecordBytes];
+};
+
+/// How far the copies have come; one thread's property.
+struct CopyCursor {
+  Work work;            // the item whose steps are being copied
+  Work next;            // the one after it, when `progress` says so
+  std::int32_t step;    // next step of `work`
+  std::int32_t item;    // items begun
+  std::int32_t progress;  // of fetching `next`: 0 nothing, 1 ticket, 2 item, 3 ready
+  std::int32_t ticket;
+  WorkItem fetched;
+  std::int32_t key_head;
+  std::int32_t ended;
+};
+
+template <class Config>
+struct Storage {
+  alignas(128) std::uint8_t key[Config::kKeyBytes];
+  alignas(128) std::uint8_t value[Config::kKeyBytes];
+  alignas(128) std::uint8_t key_transposed[Config::kKeyBytes];
+  alignas(128) Stage<Config> stage[Config::kStages];
+  alignas(128) std::uint8_t exchange[Config::kExchangeSlots][Config::kExchangeBytes];
+  alignas(128) KeyRecord key_records[kKeyTile];
+  Work work[Config::kWorkSlots];
+  CopyCursor cursor;
+
+  std::uint64_t keys_ready;                              // copy engine -> all: K, V, Kt and their records of an item
+  std::uint64_t stage_ready[Config::kStages];            // copy engine -> all: the operands of a step (and the work slot of a first step)
+  std::uint64_t exchange_ready[Config::kExchangeSlots];  // consumers -> dQ: dS is written; also: the stage before is free
+  std::uint64_t exchange_free[Config::kExchangeSlots];   // dQ -> consumers: dS is read
+};
+
+/// Position in a ring of `kSlots` buffers and the parity of its current round.
+template <int kSlots>
+struct Ring {
+  std::uint32_t slot = 0;
+  std::uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++slot == kSlots) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+template <class Config>
+constexpr Dimensions dimensions() {
+  return {Config::kHeadDim, kKeyTile,                   kQueryStep,               Config::kStages, Config::kExchangeSlots,
+          Config::kThreads, Config::kConsumerRegisters, Config::kQueryRegisters, static_cast<int>(sizeof(Storage<Config>))};
+}
+
+}  // namespace flamia::sm90::backward

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which queries see a tile of keys, in steps of 64 from the document's start. Pure arithmetic, host and device.
+#pragma once
+#include <cstdint>
+
+#include "../forward/work.hpp"  // Window, decode_ticket
+#include "records.hpp"
+
+namespace flamia::sm90::backward {
+
+using forward::decode_ticket;
+using forward::Ticket;
+using forward::Window;
+
+/// Steps first ... first + count - 1 hold every query that sees a key of the tile at `first_key`.
+struct StepRange {
+  int first, count;
+};
+FLAMIA_LAYOUT_FN StepRange step_range(Window window, int first_key, int length) {
+  if (first_key >= length) return {0, 0};
+  const int last_key = first_key + kKeyTile < length ? first_key + kKeyTile - 1 : length - 1;
+  const int begin = window.right < 0 || first_key <= window.right ? 0 : first_key - window.right;
+  const int end = window.left < 0 || last_key >= length - 1 - window.left ? length : last_key + window.left + 1;  // exclusive
+  const int first = begin / kQueryStep;
+  return {first, (end + kQueryStep - 1) / kQueryStep - first};
+}
+
+/// What a step of 64 queries and a tile of 128 keys have in common.
+struct StepShape {
+  bool masked;       // some pair is not visible (or beyond the document)
+  bool full_reach;   // no query is cut at its right edge: every query's last key lies in or after the tile's end
+};
+FLAMIA_LAYOUT_FN StepShape step_shape(Window window, int first_query, int first_key, int length) {
+  const int last_query = first_query + kQueryStep - 1, last_key = first_key + kKeyTile - 1;
+  const bool right_free = window.right < 0 || last_key - first_query <= window.right;
+  const bool left_free = window.left < 0 || last_query - first_key <= window.left;
+  return {!(right_free && left_free && last_query < length && last_key < length), right_free};
+}
+
+/// Queries (as positions) that see key j: first ... end - 1.
+struct QueryRange {
+  int first, end;
+};
+FLAMIA_LAYOUT_FN QueryRange queries_of_key(Window window, int key, int length) {
+  if (key >= length) return {length, length};
+  const int first = window.right < 0 || key <= window.right ? 0 : key - window.right;
+  const int end = window.left < 0 || key >= length - 1 - window.left ? length : key + window.left + 1;
+  return {first, end};
+}
+
+/// First key tile in which a query of the step sees a key: the tile whose turn is 0 in deterministic mode.
+FLAMIA_LAYOUT_FN int first_key_tile(Window window, int first_query) { return window.first_key(first_query) / kKeyTile; }
+
+}  // namespace flamia::sm90::backward

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compile-time shape of the forward kernel: tiles, roles, registers, shared memory. Plain data, printable on the host.
+#pragma once
+#include <cstdint>
+
+#include "../layout.hpp"
+#include "forward.hpp"
+
+namespace flamia::sm90::forward {
+
+/// The kernel's dimensions as data, for printing and for the committed table of resources.
+struct Dimensions {
+  int head_dim, query_tile, key_tile, stages, query_buffers, consumer_warpgroups;
+  int threads, consumer_registers, loader_registers;
+  int shared_bytes;
+};
+
+template <int kHeadDim_, ScaleGroup kScaleGroup_, RowReference kReference_, bool kRecordCodes_>
+struct Config {
+  static_assert(kHeadDim_ == 64 || kHeadDim_ == 128);
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr ScaleGroup kScaleGroup = kScaleGroup_;
+  static constexpr RowReference kReference = kReference_;
+  static constexpr bool kRecordCodes = kRecordCodes_;
+
+  // Tiles. A consumer warpgroup owns 64 queries; its tile of scores is 64 x 128.
+  static constexpr int kConsumers = 3;
+  static constexpr int kRowsPerConsumer = 64;
+  static constexpr int kQueryTile = kConsumers * kRowsPerConsumer;
+  static constexpr int kStages = kHeadDim == 128 ? 4 : 5;
+  static constexpr int kQueryBuffers = 2;
+  static constexpr int kWorkSlots = 2;
+
+  // A ticket is taken when the copy warp has this many tiles of the running item left: early enough to hide the way from ticket to
+  // document, late enough that blocks do not hoard work near the end.
+  static constexpr int kTilesAhead = 2;
+
+  // Roles. The loader warpgroup holds the scheduler warp, the copy warp and two warps that leave at once.
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kLoaderRegisters = 32;
+  static constexpr int kConsumerRegisters = 160;
+  static_assert(128 * (kConsumers * kConsumerRegisters + kLoaderRegisters) <= 65536);
+
+  // Shared memory of one stage. Each group of 16 tokens of V is followed by one core matrix of ones: eight more columns of the PV
+  // product, which sum the rounded codes of a row.
+  static constexpr int kTokenGroups = kKeyTile / 16;
+  static constexpr int kValueGroupBytes = 16 * kHeadDim;
+  static constexpr int kOnesBytes = 128;
+  static constexpr int kValueGroupStride = kValueGroupBytes + kOnesBytes;
+  static constexpr int kKeyBytes = kKeyTile * kHeadDim;
+  static constexpr int kValueBytes = kTokenGroups * kValueGroupStride;
+  static constexpr int kQueryBytes = kQueryTile * kHeadDim;
+
+  // Scale exponents a tile carries: one entry per token-block or per token.
+  static constexpr int kScaleEntries = kScaleGroup == ScaleGroup::block ? kKeyTile / kBlock : kKeyTile;
+
+  // Accumulators of a thread: scores, output, output plus the column of ones.
+  static constexpr int kScores = kKeyTile / 2;
+  static constexpr int kOutputs = kHeadDim / 2;
+  static constexpr int kPartials = kOutputs + 4;
+};
+
+/// P is carried as 2^kCodeShift * exp2(t - m): the largest code of a row is 2^8 (phase32), or a row's sum 2^7 (tilesum).
+template <RowReference kReference>
+inline constexpr float kCodeShift = kReference == RowReference::phase32 ? 8.0f : 7.0f;
+
+}  // namespace flamia::sm90::forward

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Power-of-two exponents of a key tile: what the copy warp makes of the exponent bytes, and the arithmetic both sides share.
+#pragma once
+#include <cstdint>
+
+#include "config.hpp"
+#include "storage.hpp"
+
+namespace flamia::sm90::forward {
+
+inline constexpr int kExponentBias = 127;
+inline constexpr int kFlaggedByte = 255;   // the token holds NaN or infinity; its codes are 0
+inline constexpr float kNaN = __builtin_nanf("");
+inline constexpr unsigned kFullWarp = 0xFFFFFFFFu;
+
+/// 2^exponent for -126 ... 127.
+__device__ __forceinline__ float power_of_two(int exponent) { return __int_as_float((exponent + kExponentBias) << 23); }
+
+/// 2^exponent for -127 (subnormal, exact) ... 127.
+__device__ __forceinline__ float power_of_two_full(int exponent) {
+  return exponent <= -127 ? __int_as_float(0x00400000) : power_of_two(exponent);
+}
+
+__device__ __forceinline__ int clamp(int value, int low, int high) { return min(max(value, low), high); }
+
+/// Four keys' exponent bytes, one register per operand; a lane of the copy warp holds keys 4 * lane ... 4 * lane + 3 of the tile.
+struct ExponentWords {
+  std::uint32_t key, value;
+};
+
+__device__ __forceinline__ ExponentWords load_exponents(const std::uint8_t* key, const std::uint8_t* value, std::int64_t first_slot,
+                                                        int lane) {
+  const std::int64_t at = first_slot + 4 * lane;
+  return {__ldg(reinterpret_cast<const std::uint32_t*>(key + at)), __ldg(reinterpret_cast<const std::uint32_t*>(value + at))};
+}
+
+/// Keys beyond the document take the first key's exponents, so that they decide nothing.
+__device__ __forceinline__ std::uint32_t blank_beyond(std::uint32_t word, std::uint32_t first_byte, int valid_keys, int lane) {
+  const int keep = clamp(valid_keys - 4 * lane, 0, 4);
+  const std::uint32_t mask = keep == 4 ? 0xFFFFFFFFu : (1u << 8 * keep) - 1u;
+  return (word & mask) | (first_byte * 0x01010101u & ~mask);
+}
+
+/// Entries of a mixed tile from the exponent bytes of the keys it stands for: one per token, or one per token-block.
+template <class Entries>
+__device__ __forceinline__ void store_entry(Entries& tile, int entry, int key_byte, int value_byte, int reach) {
+  const bool flagged = key_byte == kFlaggedByte || value_byte == kFlaggedByte;
+  tile.key_factors[entry] = flagged ? kNaN : power_of_two_full(key_byte - kExponentBias);
+  tile.value[entry] = value_byte == kFlaggedByte ? -127 : value_byte - kExponentBias;
+  tile.reach[entry] = reach;
+}
+
+__device__ __forceinline__ bool has_flagged(std::uint32_t word) { return __vcmpeq4(word, 0xFFFFFFFFu) != 0; }
+
+/// Greatest value exponent among a lane's own keys, flagged ones skipped.
+__device__ __forceinline__ int greatest_exponent(std::uint32_t word) {
+  int greatest = -127;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int byte = word >> 8 * i & 255;
+    greatest = byte == kFlaggedByte ? greatest : max(greatest, byte - kExponentBias);
+  }
+  return greatest;
+}
+
+/// Writes the exponents of one tile; all lanes of the copy warp take part.
+template <class Config>
+__device__ __forceinline__ void store_exponents(TileExponents<Config::kScaleEntries>& tile, ExponentWords words, int valid_keys, int lane) {
+  const std::uint32_t first_key = __shfl_sync(kFullWarp, words.key & 255, 0);
+  const std::uint32_t first_value = __shfl_sync(kFullWarp, words.value & 255, 0);
+  words.key = blank_beyond(words.key, first_key, valid_keys, lane);
+  words.value = blank_beyond(words.value, first_value, valid_keys, lane);
+  const bool one_key = __all_sync(kFullWarp, words.key == first_key * 0x01010101u) && first_key != kFlaggedByte;
+  const bool one_value = __all_sync(kFullWarp, words.value == first_value * 0x01010101u) && first_value != kFlaggedByte;
+  const int key_factor = __float_as_int(power_of_two_full(static_cast<int>(first_key) - kExponentBias));
+
+  if (one_key && one_value) {
+    if (lane == 0) {
+      *reinterpret_cast<int4*>(&tile) = make_int4(0, 0, key_factor, static_cast<int>(first_value) - kExponentBias);
+      if constexpr (Config::kScaleGroup == ScaleGroup::block) {
+        *reinterpret_cast<int4*>(tile.key_factors) = make_int4(key_factor, key_factor, key_factor, key_factor);
+      }
+    }
+    return;
+  }
+
+  int reach = greatest_exponent(words.value);  // inclusive prefix maximum over the lanes
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int before = __shfl_up_sync(kFullWarp, reach, step);
+    if (lane >= step) reach = max(reach, before);
+  }
+  const int greatest = __shfl_sync(kFullWarp, reach, 31);
+  const bool flagged = __any_sync(kFullWarp, has_flagged(words.key) || has_flagged(words.value));
+  const int mixed_keys = Config::kScaleGroup == ScaleGroup::block ? flagged : !one_key || flagged;
+  if (lane == 0) *reinterpret_cast<int4*>(&tile) = make_int4(mixed_keys, !one_value, key_factor, greatest);
+
+  if constexpr (Config::kScaleGroup == ScaleGroup::block) {
+    const int first_lane = lane & ~7;  // of the token-block: its first key is inside the document or the whole block is not
+    const int key_byte = __shfl_sync(kFullWarp, words.key & 255, first_lane);
+    const int value_byte = __shfl_sync(kFullWarp, words.value & 255, first_lane);
+    if (lane % 8 == 7) store_entry(tile, lane / 8, key_byte, value_byte, reach);  // it knows the block's maximum
+  } else {
+    int running = __shfl_up_sync(kFullWarp, reach, 1);
+    if (lane == 0) running = -127;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key_byte = words.key >> 8 * i & 255;
+      const int value_byte = words.value >> 8 * i & 255;
+      running = value_byte == kFlaggedByte ? running : max(running, value_byte - kExponentBias);
+      store_entry(tile, 4 * lane + i, key_byte, value_byte, running);
+    }
+  }
+}
+
+}  // namespace flamia::sm90::forward

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernel: a persistent block per multiprocessor, four warpgroups.
+//
+//   time ->            item n                                                          item n + 1
+//   scheduler warp     ticket, item, document, a few items ahead ........................................
+//   copy warp          Q | K V exponents of tile t | t-1 | t-2 | ... (as stages become free) | Q | K V ...
+//   consumer 0         S(t) softmax PV(t) promote | S(t-1) softmax PV promote | ... | rows leave | S ...
+//   consumer 1             S(t) softmax PV(t) promote | ...              the three drift apart by themselves: one
+//   consumer 2                 S(t) softmax PV(t) ...                    multiplies while another exponentiates
+//
+// Every row takes its key tiles from the highest down, so results do not depend on the query tile.
+#pragma once
+#include "../../ptx/registers.cuh"
+#include "config.hpp"
+#include "consumer.cuh"
+#include "loader.cuh"
+#include "storage.hpp"
+
+namespace flamia::sm90::forward {
+
+/// Ones beside V, and the barriers. Ends with a block-wide barrier.
+template <class Config>
+__device__ __forceinline__ void prepare(Storage<Config>& storage) {
+  constexpr std::uint32_t one_e4m3_x4 = 0x38383838u;
+  constexpr int words = Config::kStages * Config::kTokenGroups * Config::kOnesBytes / 4;
+  for (int i = threadIdx.x; i < words; i += Config::kThreads) {
+    const int word = i % (Config::kOnesBytes / 4), group = i / (Config::kOnesBytes / 4);
+    std::uint8_t* const ones = storage.value[group / Config::kTokenGroups] +
+                               group % Config::kTokenGroups * Config::kValueGroupStride + Config::kValueGroupBytes;
+    reinterpret_cast<std::uint32_t*>(ones)[word] = one_e4m3_x4;
+  }
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Config::kWorkSlots; ++i) {
+      ptx::barrier_init(&storage.work_ready[i], 1);
+      ptx::barrier_init(&storage.work_taken[i], 4 * Config::kConsumers + 1);  // every consumer warp, the copy warp (an item later)
+    }
+    for (int i = 0; i < Config::kQueryBuffers; ++i) {
+      ptx::barrier_init(&storage.query_ready[i], 1);
+      ptx::barrier_init(&storage.query_free[i], Config::kConsumers);
+    }
+    for (int i = 0; i < Config::kStages; ++i) {
+      ptx::barrier_init(&storage.key_ready[i], 1);
+      ptx::barrier_init(&storage.key_free[i], Config::kConsumers);
+      ptx::barrier_init(&storage.value_ready[i], 1);
+      ptx::barrier_init(&storage.value_free[i], Config::kConsumers);
+    }
+  }
+  ptx::fence_before_async_use();
+  __syncthreads();
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1) forward_kernel(const __grid_constant__ ForwardParams params) {
+  extern __shared__ std::uint8_t shared_memory[];
+  auto& storage = *reinterpret_cast<Storage<Config>*>(shared_memory + ((0u - static_cast<std::uint32_t>(__cvta_generic_to_shared(shared_memory))) & 127u));
+  const int warpgroup = __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / 128, 0);
+  prepare<Config>(storage);
+  if (warpgroup == 0) {
+    ptx::give_registers<Config::kLoaderRegisters>();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (warp == 0 && lane == 0) schedule<Config>(params, storage);
+    if (warp == 1) copy_operands<Config>(params, storage, lane);
+  } else {
+    ptx::take_registers<Config::kConsumerRegisters>();
+    consume<Config>(params, storage, warpgroup - 1, threadIdx.x % 128);
+  }
+}
+
+}  // namespace flamia::sm90::forward

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two roles of the loader warpgroup: the scheduler warp hands out work, the copy warp brings operands and exponents.
+#pragma once
+#include <cstdint>
+
+#include "../../ptx/barrier.cuh"
+#include "../../ptx/bulk_copy.cuh"
+#include "config.hpp"
+#include "exponents.cuh"
+#include "storage.hpp"
+#include "work.hpp"
+
+namespace flamia::sm90::forward {
+
+// Naps in nanoseconds between two looks at a barrier: an item lasts microseconds, a stage about two.
+inline constexpr std::uint32_t kSchedulerNap = 500, kCopyNap = 64;
+
+/// Scheduler (one thread): turns tickets into work a few items ahead, so that nobody waits for the chain ticket, item, document.
+template <class Config>
+__device__ __forceinline__ void schedule(const ForwardParams& params, Storage<Config>& storage) {
+  const auto items = static_cast<std::uint32_t>(*params.item_count);
+  const std::uint32_t tickets = items * params.query_heads;
+  const int group = params.query_heads / params.key_heads;
+  Ring<Config::kWorkSlots> ring;
+  std::uint32_t ticket = blockIdx.x;
+  for (bool more = true; more; ring.advance()) {
+    more = ticket < tickets;
+    Work work{};
+    work.length = -1;
+    if (more) {
+      const Ticket decoded = decode_ticket(ticket, items, params.query_heads, params.heads_per_group);
+      const WorkItem item = params.items[decoded.item];
+      const Document document = params.documents[item.document];
+      work = {document.slot_start, document.token_start, document.length, item.first, decoded.head, decoded.head / group, {}};
+      ticket = gridDim.x + atomicAdd(params.counter, 1);
+    }
+    ptx::barrier_wait_patiently(&storage.work_taken[ring.slot], ring.parity ^ 1, kSchedulerNap);
+    storage.work[ring.slot] = work;
+    ptx::barrier_arrive(&storage.work_ready[ring.slot]);
+  }
+  // The last block to run out of tickets leaves the counter as it found it.
+  if (atomicAdd(params.counter + 1, 1) == static_cast<int>(gridDim.x) - 1) {
+    params.counter[0] = 0;
+    params.counter[1] = 0;
+  }
+}
+
+/// Where the copy warp stands in its rings.
+template <class Config>
+struct CopyState {
+  Ring<Config::kWorkSlots> work;
+  Ring<Config::kQueryBuffers> query;
+  Ring<Config::kStages> stage;
+};
+
+template <class Config>
+__device__ __forceinline__ void copy_queries(const ForwardParams& params, Storage<Config>& storage, CopyState<Config>& state,
+                                             const Work& work, int lane) {
+  ptx::barrier_wait_patiently(&storage.query_free[state.query.slot], state.query.parity ^ 1, kCopyNap);
+  if (lane == 0) {
+    const std::int64_t row = work.head * params.slots + work.slot_start + work.first;
+    std::uint64_t* const ready = &storage.query_ready[state.query.slot];
+    ptx::barrier_arrive_expect(ready, Config::kQueryBytes);
+    ptx::bulk_copy(storage.query[state.query.slot], params.query_codes + row * Config::kHeadDim, Config::kQueryBytes, ready);
+  }
+  state.query.advance();
+}
+
+template <class Config>
+__device__ __forceinline__ void copy_tile(const ForwardParams& params, Storage<Config>& storage, CopyState<Config>& state,
+                                          const Work& work, int tile, int lane) {
+  const std::uint32_t slot = state.stage.slot;
+  const std::int64_t row = work.key_head * params.slots + work.slot_start + static_cast<std::int64_t>(tile) * kKeyTile;
+  const ExponentWords words = load_exponents(params.key_exponents, params.value_exponents, row, lane);
+
+  ptx::barrier_wait_patiently(&storage.key_free[slot], state.stage.parity ^ 1, kCopyNap);
+  if (lane == 0) {
+    ptx::barrier_arrive_expect(&storage.key_ready[slot], Config::kKeyBytes);
+    ptx::bulk_copy(storage.key[slot], params.key_codes + row * Config::kHeadDim, Config::kKeyBytes, &storage.key_ready[slot]);
+  }
+
+  ptx::barrier_wait_patiently(&storage.value_free[slot], state.stage.parity ^ 1, kCopyNap);
+  if (lane < Config::kTokenGroups) {  // one copy a token group: the ones between the groups stay
+    ptx::bulk_copy(storage.value[slot] + lane * Config::kValueGroupStride,
+                   params.value_codes + row * Config::kHeadDim + lane * Config::kValueGroupBytes, Config::kValueGroupBytes,
+                   &storage.value_ready[slot]);
+  }
+  store_exponents<Config>(storage.exponents[slot], words, work.length - tile * kKeyTile, lane);
+  __syncwarp();
+  if (lane == 0) ptx::barrier_arrive_expect(&storage.value_ready[slot], Config::kTokenGroups * Config::kValueGroupBytes);
+  state.stage.advance();
+}
+
+/// Copy warp: per work item the queries, then its key tiles from the highest down. The slot of the item before is handed back to the
+/// scheduler, which then takes the next ticket, only near the end of the running item.
+template <class Config>
+__device__ __forceinline__ void copy_operands(const ForwardParams& params, Storage<Config>& storage, int lane) {
+  const Window window{params.window_left, params.window_right};
+  CopyState<Config> state;
+  for (bool first_item = true;; first_item = false) {
+    const std::uint32_t slot = state.work.slot;
+    ptx::barrier_wait_patiently(&storage.work_ready[slot], state.work.parity, kCopyNap);
+    const Work work = storage.work[slot];
+    state.work.advance();
+    if (work.length < 0) return;
+
+    copy_queries<Config>(params, storage, state, work, lane);
+    const TileRange range = tile_range(window, work.first, Config::kQueryTile, work.length);
+    const int ask_at = range.last - range.first < Config::kTilesAhead ? range.last : range.first + Config::kTilesAhead - 1;
+    if (range.last < range.first && !first_item && lane == 0) ptx::barrier_arrive(&storage.work_taken[slot ^ 1]);
+    for (int tile = range.last; tile >= range.first; --tile) {
+      if (tile == ask_at && !first_item && lane == 0) ptx::barrier_arrive(&storage.work_taken[slot ^ 1]);
+      copy_tile<Config>(params, storage, state, work, tile, lane);
+    }
+  }
+}
+
+}  // namespace flamia::sm90::forward

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shared memory of one block. Every barrier is named for what it announces.
+#pragma once
+#include <vector_types.h>
+
+#include <cstdint>
+
+#include "config.hpp"
+
+namespace flamia::sm90::forward {
+
+/// One unit of work as the roles see it; `length` < 0 ends the kernel.
+struct Work {
+  std::int32_t slot_start, token_start, length, first, head, key_head;
+  std::int32_t unused[2];
+};
+
+/// The exponents of a key tile, made ready by the copy warp. A tile is *uniform* when every key has one key exponent, every value one
+/// value exponent, and no token is flagged; then the first four words say everything and `mixed` entries need not be read.
+template <int kEntries>
+struct alignas(16) TileExponents {
+  std::int32_t mixed_keys;        // tokens: key_factor does not hold for every key; token-blocks: some block is flagged
+  std::int32_t mixed_values;      // 0: value_exponent holds for every value
+  float key_factor;               // 2^exponent of the first key
+  std::int32_t value_exponent;    // the greatest of the tile
+  float key_factors[kEntries];    // 2^exponent; NaN for a flagged key or value. Always written for token-blocks
+  std::int32_t value[kEntries];   // value exponents
+  std::int32_t reach[kEntries];   // their prefix maximum: what a row may know that sees the tile up to here
+};
+
+template <class Config>
+struct Storage {
+  alignas(128) std::uint8_t query[Config::kQueryBuffers][Config::kQueryBytes];
+  alignas(128) std::uint8_t key[Config::kStages][Config::kKeyBytes];
+  alignas(128) std::uint8_t value[Config::kStages][Config::kValueBytes];
+  TileExponents<Config::kScaleEntries> exponents[Config::kStages];
+  alignas(16) Work work[Config::kWorkSlots];
+
+  // A consumer thread's own, parked while products need the registers; for its two rows.
+  float2 row_scale[128 * Config::kConsumers];    // softmax scale * log2 e * 2^(query exponent); NaN for a flagged query
+  float2 mixed_sums[128 * Config::kConsumers];   // row sums of a mixed tile
+  float2 value_scale[128 * Config::kConsumers];  // 2^(value exponent - unit) of a tile whose value exponent is not the unit
+
+  std::uint64_t work_ready[Config::kWorkSlots];     // scheduler -> copy warp and consumers
+  std::uint64_t work_taken[Config::kWorkSlots];     // ... -> scheduler
+  std::uint64_t query_ready[Config::kQueryBuffers];  // copy engine -> consumers
+  std::uint64_t query_free[Config::kQueryBuffers];   // consumers -> copy warp
+  std::uint64_t key_ready[Config::kStages];          // copy engine -> consumers
+  std::uint64_t key_free[Config::kStages];           // consumers -> copy warp
+  std::uint64_t value_ready[Config::kStages];        // copy engine and copy warp (exponents) -> consumers
+  std::uint64_t value_free[Config::kStages];         // consumers -> copy warp
+};
+
+/// Position in a ring of `kSlots` buffers and the parity of its current round.
+template <int kSlots>
+struct Ring {
+  std::uint32_t slot = 0;
+  std::uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++slot == kSlots) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+template <class Config>
+constexpr Dimensions dimensions() {
+  return {Config::kHeadDim,  Config::kQueryTile,     kKeyTile,          Config::kStages,
+          Config::kQueryBuffers, Config::kConsumers, Config::kThreads, Config::kConsumerRegisters,
+          Config::kLoaderRegisters, static_cast<int>(sizeof(Storage<Config>))};
+}
+
+}  // namespace flamia::sm90::forward

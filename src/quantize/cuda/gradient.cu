@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// The same unit of work as the quantiser of Q, K and V: a token-block of one head, two warps.
+#include "quantize/cuda/gradient.hpp"
+
+#include <cuda_fp8.h>
+
+#include <limits>
+#include <string>
+
+#include "quantize/cuda/prescale.hpp"
+#include "quantize/cuda/unit.cuh"
+
+namespace flamia::quantize::gpu {
+namespace {
+
+/// A lane's channels of one token of O, rounded to BF16.
+template <int D>
+__device__ __forceinline__ void load_output(const GradientParams& p, std::int64_t token, int head, const Lane& lane, bool valid,
+                                            float (&o)[D / 64][8]) {
+#pragma unroll
+  for (int h = 0; h < D / 64; ++h) {
+    const std::int64_t at = token * p.o.token_stride + head * p.o.head_stride + 64 * h + 8 * lane.j;
+    if (p.o.dtype == DType::bf16) {
+      const uint4 raw = valid ? __ldg(reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.o.data) + at)) : uint4{0, 0, 0, 0};
+      const std::uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        o[h][2 * c] = Pair<__nv_bfloat16>::low(words[c]);
+        o[h][2 * c + 1] = Pair<__nv_bfloat16>::high(words[c]);
+      }
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float4 raw =
+            valid ? __ldg(reinterpret_cast<const float4*>(static_cast<const float*>(p.o.data) + at) + half) : float4{0, 0, 0, 0};
+        const float values[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+        for (int c = 0; c < 4; ++c) o[h][4 * half + c] = __bfloat162float(__float2bfloat16_rn(values[c]));
+      }
+    }
+  }
+}
+
+/// Sums over the lane's channels: code * O, and code^2.
+struct Sums {
+  float with_output, squares;
+};
+template <int D>
+__device__ __forceinline__ Sums sum_codes(const Codes<D>& codes, const float (&o)[D / 64][8]) {
+  Sums sums{0.f, 0.f};
+#pragma unroll
+  for (int h = 0; h < D / 64; ++h)
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      const std::uint32_t word = codes.half[h][pair / 2];
+      const auto two = static_cast<__nv_fp8x2_storage_t>(pair % 2 == 0 ? word : word >> 16);
+      const float2 values = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(two, __NV_E4M3)));
+      const float low = values.x, high = values.y;
+      sums.with_output = numerics::fma(high, o[h][2 * pair + 1], numerics::fma(low, o[h][2 * pair], sums.with_output));
+      sums.squares = numerics::fma(high, high, numerics::fma(low, low, sums.squares));
+    }
+#pragma unroll
+  for (int distance = 1; distance < 8; distance *= 2) {
+    sums.with_output = numerics::add(sums.with_output, __shfl_xor_sync(kFullWarp, sums.with_output, distance));
+    sums.squares = numerics::add(sums.squares, __shfl_xor_sync(kFullWarp, sums.squares, distance));
+  }
+  return sums;
+}
+
+/// Exponents of the greatest key and value that a row sees. `position` of the row in its document, `start` = slot of position 0.
+struct Reached {
+  int key, value;
+};
+__device__ __forceinline__ Reached reached_exponents(const GradientParams& p, int head, std::int64_t start, std::int64_t position,
+                                                     std::int64_t length) {
+  const std::int64_t last = schedule::visible_keys(p.reach, position, length).end - 1;
+  const std::int64_t at = head / (p.heads / p.key_heads) * p.slots + start + last;
+  return {static_cast<int>(__ldg(p.key_prefix + at)) - 127, static_cast<int>(__ldg(p.value_prefix + at)) - 127};
+}
+
+template <int D>
+__device__ __forceinline__ void clear_accumulator(const GradientParams& p, std::int64_t at) {
+  const int pieces = kGroupTokens * D * p.dq_accumulator_bytes / 16;
+  auto* to = reinterpret_cast<uint4*>(static_cast<char*>(p.dq_accumulator) + at * D * p.dq_accumulator_bytes);
+  for (int i = static_cast<int>(threadIdx.x % 32); i < pieces; i += 32) to[i] = uint4{0, 0, 0, 0};
+}
+
+/// Of a lane's tokens: l, whether there is nothing to divide (no token, or a row without a visible key), and the bits of the
+/// greatest quotient in the lane's channels. Rounding is monotone: the greatest quotient is the greatest element's.
+struct Quotients {
+  float l[kLaneTokens];
+  bool empty[kLaneTokens];
+  std::uint32_t greatest[kLaneTokens];
+  __device__ std::uint32_t all() const { return max(max(greatest[0], greatest[1]), max(greatest[2], greatest[3])); }
+};
+template <int D, class Element>
+__device__ __forceinline__ Quotients find_quotients(const GradientParams& p, std::int64_t at, int tokens, const Lane& lane,
+                                                    const Raw<D> (&raw)[kLaneTokens]) {
+  Quotients row;
+#pragma unroll
+  for (int i = 0; i < kLaneTokens; ++i) {
+    const int t = lane_token(lane.k, i);
+    row.l[i] = t < tokens ? __ldg(p.row_sum + at + t) : 0.f;
+    row.empty[i] = row.l[i] == 0.f || row.l[i] == numerics::infinity();
+    const float quotient = __fdiv_rn(__uint_as_float(magnitude<Element>(raw[i])), row.l[i]);
+    row.greatest[i] = row.empty[i] ? 0u : __float_as_uint(quotient) & 0x7fffffffu;
+  }
+  return row;
+}
+
+template <int D>
+__device__ __forceinline__ void load_gradient(const GradientParams& p, const Unit& unit, std::int64_t token, const Lane& lane,
+                                              Raw<D> (&raw)[kLaneTokens]) {
+  load(static_cast<const std::uint16_t*>(p.d_o.data) + token * p.d_o.token_stride + unit.head * p.d_o.head_stride, p.d_o.token_stride,
+       unit.tokens, lane, raw);
+}
+
+/// Group::tensor: bits of the greatest quotient in *p.scratch.
+template <int D, class Element>
+__global__ __launch_bounds__(kUnitThreads) void gradient_maximum_kernel(const __grid_constant__ GradientParams p) {
+  const Lane lane;
+  Unit unit;
+  if (!unit.find(p.blocks, p.heads, lane.warp) || unit.tokens == 0) return;
+  Raw<D> raw[kLaneTokens];
+  load_gradient<D>(p, unit, unit.block.token + std::int64_t{kGroupTokens} * lane.warp, lane, raw);
+  raise_maximum(p.scratch, find_quotients<D, Element>(p, unit.head * p.slots + unit.slot, unit.tokens, lane, raw).all());
+}
+
+template <int D, class Element>
+__global__ __launch_bounds__(kUnitThreads, D == 128 ? 9 : 12) void gradient_kernel(const __grid_constant__ GradientParams p) {
+  __shared__ Stage<D> stage[kUnitWarps];
+  __shared__ std::uint32_t exchange[kUnitWarps];
+  const Lane lane;
+  Unit unit;
+  if (!unit.find(p.blocks, p.heads, lane.warp)) return;
+  const std::int64_t at = unit.head * p.slots + unit.slot;
+  const std::int64_t token = unit.block.token + std::int64_t{kGroupTokens} * lane.warp;
+
+  Raw<D> raw[kLaneTokens];
+  load_gradient<D>(p, unit, token, lane, raw);
+  if (unit.owned && p.dq_accumulator != nullptr) clear_accumulator<D>(p, at);
+
+  const Quotients row = find_quotients<D, Element>(p, at, unit.tokens, lane, raw);
+  const std::uint32_t(&greatest)[kLaneTokens] = row.greatest;
+  Scale scale[kLaneTokens] = {Scale(0), Scale(0), Scale(0), Scale(0)};
+  if (p.group == Group::token) {
+#pragma unroll
+    for (int i = 0; i < kLaneTokens; ++i) scale[i] = Scale(token_maximum(greatest[i]));
+  } else {
+    const std::uint32_t all = p.group == Group::tensor ? *p.scratch : unit_maximum(row.all(), lane, exchange);
+#pragma unroll
+    for (int i = 0; i < kLaneTokens; ++i) scale[i] = Scale(all);
+  }
+  if (!unit.owned) return;
+
+  Codes<D> codes[kLaneTokens];
+#pragma unroll
+  for (int i = 0; i < kLaneTokens; ++i) {
+    Values<D> x;
+    unpack<Element>(raw[i], x);
+#pragma unroll
+    for (int h = 0; h < D / 64; ++h)
+#pragma unroll
+      for (int c = 0; c < 8; ++c) x.half[h][c] = __fdiv_rn(x.half[h][c], row.l[i]);
+    encode(x, scale[i].flagged || row.empty[i], scale[i].exponent, 1.f, codes[i]);
+  }
+  if (p.rows != nullptr) store_rows<D>(codes, lane, p.rows + at * D);
+  if (p.transposed != nullptr) store_transposed<D>(codes, sm90::TokenOrder::pi, lane, stage[lane.warp], p.transposed + at * D);
+  const std::uint32_t bytes[kLaneTokens] = {scale[0].byte(), scale[1].byte(), scale[2].byte(), scale[3].byte()};
+  store_bytes(bytes, lane, p.exponents + at);
+
+#pragma unroll
+  for (int i = 0; i < kLaneTokens; ++i) {
+    const int t = lane_token(lane.k, i);
+    float o[D / 64][8];
+    load_output<D>(p, token + t, unit.head, lane, t < unit.tokens, o);
+    const Sums sums = sum_codes<D>(codes[i], o);
+    if (lane.j != 0) continue;
+    p.d_prime[at + t] = numerics::scale_pow2(sums.with_output, scale[i].exponent);
+    if (p.dq_exponent == nullptr) continue;
+    int z = 0;
+    if (t < unit.tokens) {
+      const std::int64_t start = unit.block.slot - unit.block.position;
+      const std::int64_t position = unit.block.position + kGroupTokens * lane.warp + t;
+      const Reached reached = reached_exponents(p, unit.head, start, position, unit.block.length);
+      z = dq_exponent(sums.squares, row.l[i], D, scale[i].exponent, reached.key, reached.value);
+    }
+    p.dq_exponent[at + t] = static_cast<std::int16_t>(z);
+  }
+}
+
+template <int D, class Element>
+void enqueue(const GradientParams& p, unsigned units, cudaStream_t stream) {
+  if (p.group == Group::tensor) gradient_maximum_kernel<D, Element><<<units, kUnitThreads, 0, stream>>>(p);
+  gradient_kernel<D, Element><<<units, kUnitThreads, 0, stream>>>(p);
+}
+
+template <int D>
+void enqueue(const GradientParams& p, unsigned units, cudaStream_t stream) {
+  p.d_o.dtype == DType::bf16 ? enqueue<D, __nv_bfloat16>(p, units, stream) : enqueue<D, __half>(p, units, stream);
+}
+
+bool aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
+
+Status check_tensor(const char* name, const TensorView& t) {
+  if (t.data == nullptr || !aligned(t.data))
+    return Status::invalid(std::string(name) + " must be device memory aligned to 16 bytes");
+  if (t.token_stride % 8 != 0 || t.head_stride % 8 != 0)
+    return Status::invalid(std::string(name) + ": strides " + std::to_string(t.token_stride) + ", " + std::to_string(t.head_stride) +
+                           " must be multiples of 8 elements");
+  return {};
+}
+
+Status check(const GradientParams& p) {
+  if (p.head_dim != 64 && p.head_dim != 128)
+    return Status::unsupported("head_dim = " + std::to_string(p.head_dim) + ": the GPU quantiser does 64 and 128; use the CPU");
+  if (p.heads <= 0 || p.key_heads <= 0 || p.heads % p.key_heads != 0)
+    return Status::invalid("key_heads = " + std::to_string(p.key_heads) + " must divide heads = " + std::to_string(p.heads));
+  if (p.d_o.dtype == DType::f32)
+    return Status::unsupported("d_o in f32: the GPU quantiser reads bf16 and f16; convert first, or use the CPU");
+  if (p.o.dtype == DType::f16) return Status::unsupported("o in f16: the forward pass writes bf16 or f32");
+  if (Status status = check_tensor("d_o", p.d_o); !status.ok()) return status;
+  if (Status status = check_tensor("o", p.o); !status.ok()) return status;
+  if (p.group == Group::tensor && p.scratch == nullptr)
+    return Status::invalid("scratch is null but one exponent for the tensor needs 4 bytes of it");
+  if (p.row_sum == nullptr || p.exponents == nullptr || p.d_prime == nullptr)
+    return Status::invalid("row_sum, exponents and d_prime may not be null");
+  if (!aligned(p.rows) || !aligned(p.transposed) || !aligned(p.exponents) || !aligned(p.dq_accumulator))
+    return Status::invalid("outputs of the dO pass must be aligned to 16 bytes");
+  if (p.dq_accumulator != nullptr && p.dq_accumulator_bytes != 2 && p.dq_accumulator_bytes != 4)
+    return Status::invalid("dq_accumulator_bytes = " + std::to_string(p.dq_accumulator_bytes) + " must be 2 or 4");
+  if (p.dq_exponent != nullptr && (p.key_prefix == nullptr || p.value_prefix == nullptr))
+    return Status::invalid("dq_exponent needs key_prefix and value_prefix, the prefix exponents of K and V");
+  if (p.blocks == nullptr) return Status::invalid("the schedule is missing: blocks is null");
+  if (p.block_capacity * p.heads > std::numeric_limits<std::int32_t>::max())
+    return Status::unsupported(std::to_string(p.block_capacity) + " token-blocks of " + std::to_string(p.heads) +
+                               " heads exceed the largest grid, 2^31 - 1; split the heads");
+  return {};
+}
+
+}  // namespace
+
+Status launch_gradient(const GradientParams& params, cudaStream_t stream) {
+  GradientParams p = params;
+  for (TensorView* t : {&p.d_o, &p.o}) {
+    if (t->head_stride == 0) t->head_stride = p.head_dim;
+    if (t->token_stride == 0) t->token_stride = static_cast<std::int64_t>(p.heads) * p.head_dim;
+  }
+  if (Status status = check(p); !status.ok()) return status;
+  cudaError_t error = p.group == Group::tensor ? cudaMemsetAsync(p.scratch, 0, sizeof(std::uint32_t), stream) : cudaSuccess;
+  if (error == cudaSuccess) {
+    const auto units = static_cast<unsigned>(p.block_capacity * p.heads);
+    p.head_dim == 128 ? enqueue<128>(p, units, stream) : enqueue<64>(p, units, stream);
+    error = cudaGetLastError();
+  }
+  if (error == cudaSuccess) return {};
+  return {StatusCode::device_error, std::string("dO pass: ") + cudaGetErrorName(error) + ", " + cudaGetErrorString(error)};
+}
+
+}  // namespace flamia::quantize::gpu

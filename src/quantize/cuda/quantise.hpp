@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Q, K and V on the GPU: BF16 or FP16 in, E4M3 codes and power-of-two exponents out, in the layouts of sm90/layout.hpp. One launch an
+// operand reads the input once, whatever is asked for: rotation, codes as rows, codes transposed, sticky exponents.
+//
+// Codes and exponents equal those of the host quantiser (quantize/quantize.hpp) bit for bit. A group that holds NaN or infinity is
+// flagged: codes 0, byte 255. Slots without a token hold code 0.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "flamia/status.hpp"
+#include "flamia/types.hpp"
+#include "kernels/cuda/sm90/layout.hpp"
+#include "schedule/cuda/schedule.hpp"
+
+namespace flamia::quantize::gpu {
+
+/// Which elements of a head share an exponent. `tensor`: all heads, tokens and documents (it takes one more pass over the input).
+enum class Group { token, block, tensor };
+
+/// The prefix maximum of exponents over a document: not needed; written out (for the scale of dQ); or in use (sticky exponents).
+enum class Prefix { none, record, sticky };
+
+struct QuantiseParams {
+  TensorView input;  // [tokens, heads, head_dim], BF16 or FP16; data and strides multiples of 16 bytes
+  int heads = 0;
+  int head_dim = 0;  // 64 or 128
+  bool rotate = false;
+  Group group = Group::block;
+  Prefix prefix = Prefix::none;  // not with Group::tensor
+
+  std::uint8_t* rows = nullptr;        // `rows` layout; null: not wanted
+  std::uint8_t* transposed = nullptr;  // `transposed` layout; null: not wanted
+  sm90::TokenOrder order = sm90::TokenOrder::pi;
+  std::uint8_t* exponents = nullptr;         // UE8M0 bytes [heads][slots]; slots without a token: 0 or the block's byte
+  std::uint8_t* prefix_exponents = nullptr;  // [heads][slots]: greatest byte up to this token, flagged ones left out; null: not wanted
+
+  std::int64_t slots = 0;  // sm90::slot_capacity
+  const schedule::gpu::TokenBlock* blocks = nullptr;
+  std::int64_t block_capacity = 0;
+  std::uint32_t* scratch = nullptr;  // scratch_bytes, any contents
+};
+
+/// Device memory that one launch needs beside its results; 0 for most. May be shared by launches that follow each other.
+std::size_t scratch_bytes(const QuantiseParams& params);
+
+/// Errors name the argument. Enqueues kernels (and the clearing of `scratch`) only: can be captured.
+Status launch_quantise(const QuantiseParams& params, cudaStream_t stream);
+
+}  // namespace flamia::quantize::gpu

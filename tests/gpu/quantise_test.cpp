@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// The GPU quantiser against the host's: every byte of codes, exponents and prefix maxima, pads and tail included.
+#include "support/operand.hpp"
+
+namespace flamia::test {
+namespace {
+
+using quantize::gpu::Group;
+using quantize::gpu::Prefix;
+using quantize::gpu::QuantiseParams;
+
+class Quantise : public GpuTest {};
+
+struct Case {
+  DType dtype = DType::bf16;
+  int heads = 2, dim = 128;
+  bool rotate = true;
+  Group group = Group::block;
+  Prefix prefix = Prefix::none;
+  sm90::TokenOrder order = sm90::TokenOrder::pi;
+  bool rows = true, transposed = true;
+  bool fused = false;  // the tensor is the middle third of a [tokens][3 * heads][dim] one
+  bool wild = true;
+};
+
+/// Schedule, input and outputs of one case on the device.
+struct OnDevice {
+  OnDevice(const Case& c, const Packing& packing, const std::vector<std::uint16_t>& data)
+      : shape{packing.tokens, packing.documents(), {}, 128, 0, 64},
+        lengths(std::span<const std::int32_t>(packing.cu_seqlens)),
+        schedule_memory(static_cast<std::int64_t>(schedule::gpu::workspace_bytes(shape))),
+        slots(sm90::slot_capacity(packing.tokens, packing.documents())),
+        input(std::span<const std::uint16_t>(data)),
+        rows(c.heads * slots * c.dim),
+        transposed(c.heads * slots * c.dim),
+        exponents(c.heads * slots),
+        prefix(c.heads * slots),
+        scratch((packing.tokens + packing.documents() + 64) * c.heads) {
+    const schedule::gpu::View v = schedule::gpu::view(shape, schedule_memory.get());
+    params.input = tensor_of(c, input.get());
+    params.heads = c.heads;
+    params.head_dim = c.dim;
+    params.rotate = c.rotate;
+    params.group = c.group;
+    params.prefix = c.prefix;
+    params.rows = c.rows ? rows.get() : nullptr;
+    params.transposed = c.transposed ? transposed.get() : nullptr;
+    params.order = c.order;
+    params.exponents = exponents.get();
+    params.prefix_exponents = c.prefix == Prefix::none ? nullptr : prefix.get();
+    params.slots = slots;
+    params.blocks = v.blocks;
+    params.block_capacity = v.block_capacity;
+    params.scratch = scratch.get();
+  }
+  static TensorView tensor_of(const Case& c, const std::uint16_t* data) {
+    if (!c.fused) return {data, c.dtype, 0, 0};
+    return {data + c.heads * c.dim, c.dtype, 3 * c.heads * c.dim, c.dim};
+  }
+  Status enqueue(cudaStream_t stream) {
+    if (Status status = schedule::gpu::launch(shape, lengths.get(), schedule_memory.get(), stream); !status.ok()) return status;
+    return quantize::gpu::launch_quantise(params, stream);
+  }
+  schedule::gpu::Shape shape;
+  DeviceBuffer<std::int32_t> lengths;
+  DeviceBuffer<char> schedule_memory;
+  std::int64_t slots;
+  DeviceBuffer<std::uint16_t> input;
+  DeviceBuffer<std::uint8_t> rows, transposed, exponents, prefix;
+  DeviceBuffer<std::uint32_t> scratch;
+  QuantiseParams params;
+};
+
+DeviceImage expected(const Case& c, const Packing& packing, const std::vector<std::uint16_t>& data, std::int64_t slots) {
+  schedule::Documents documents;
+  EXPECT_TRUE(schedule::Documents::create(packing.cu_seqlens, packing.tokens, &documents).ok());
+  quantize::QuantiseInput input;
+  input.tensor = OnDevice::tensor_of(c, data.data());
+  input.heads = c.heads;
+  input.dim = c.dim;
+  input.rotate = c.rotate;
+  quantize::QuantisedTensor host;
+  const bool sticky = c.prefix == Prefix::sticky;
+  const Status status = quantize::quantise(input, documents, form_of(c.group, sticky), 0, &host);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return device_image(host, documents, slots, {c.group, sticky, c.order});
+}
+
+std::vector<std::uint16_t> random_input(Random& random, const Case& c, const Packing& packing) {
+  return random_tensor(random, c.dtype, packing.tokens, (c.fused ? 3 : 1) * std::int64_t{c.heads} * c.dim, c.dim, c.wild);
+}
+
+void expect_equal(const char* what, const std::vector<std::uint8_t>& got, const std::vector<std::uint8_t>& want) {
+  const std::int64_t at = first_difference(got, want);
+  if (at < 0) return;
+  std::int64_t count = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) count += got[i] != want[i];
+  ADD_FAILURE() << what << ": " << count << " of " << got.size() << " bytes differ, the first at " << at << ": "
+                << int{got[static_cast<std::size_t>(at)]} << " for " << int{want[static_cast<std::size_t>(at)]};
+}
+
+void expect_image(const Case& c, const OnDevice& setup, const DeviceImage& want) {
+  const std::vector<std::uint8_t> untouched_codes(want.rows.size(), kPoison), untouched(want.prefix.size(), kPoison);
+  expect_equal("rows", setup.rows.download(), c.rows ? want.rows : untouched_codes);
+  expect_equal("transposed", setup.transposed.download(), c.transposed ? want.transposed : untouched_codes);
+  expect_equal("exponents", setup.exponents.download(), want.exponents);
+  expect_equal("prefix", setup.prefix.download(), c.prefix == Prefix::none ? untouched : want.prefix);
+}
+
+void compare(const Case& c, const Packing& packing, Random& random) {
+  SCOPED_TRACE(testing::Message() << packing.tokens << " tokens, " << packing.documents() << " documents, dim " << c.dim << ", heads "
+                                  << c.heads << ", rotate " << c.rotate << ", group " << static_cast<int>(c.group) << ", prefix "
+                                  << static_cast<int>(c.prefix) << ", f16 " << (c.dtype == DType::f16) << ", fused " << c.fused);
+  const auto data = random_input(random, c, packing);
+  OnDevice setup(c, packing, data);
+  const Status status = setup.enqueue(nullptr);
+  ASSERT_TRUE(status.ok()) << status.message();
+  cuda_ok(cudaDeviceSynchronize());
+  expect_image(c, setup, expected(c, packing, data, setup.slots));
+}
+
+TEST_F(Quantise, EveryKernelOnFixedLengths) {
+  Random random(1);
+  const Packing packing = pack({100, 0, 32, 1, 17, 16, 333, 64}, 9);
+  for (const int dim : {64, 128})
+    for (const DType dtype : {DType::bf16, DType::f16})
+      for (const bool rotate : {false, true})
+        for (const Group group : {Group::token, Group::block, Group::tensor})
+          for (const Prefix prefix : {Prefix::none, Prefix::record, Prefix::sticky}) {
+            if (group == Group::tensor && prefix != Prefix::none) continue;
+            for (const bool wild : {false, true}) {  // with NaN a tensor is flagged as a whole
+              Case c{dtype, 3, dim, rotate, group, prefix};
+              c.wild = wild;
+              compare(c, packing, random);
+            }
+          }
+}
+
+TEST_F(Quantise, FuzzedPackings) {
+  Random random(2);
+  for (int n = 0; n < 150 && !HasFailure(); ++n) {
+    Case c;
+    c.dtype = below(random, 4) ? DType::bf16 : DType::f16;
+    c.heads = 1 + static_cast<int>(below(random, 4));
+    c.dim = below(random, 3) ? 128 : 64;
+    c.rotate = below(random, 2);
+    c.group = below(random, 2) ? Group::token : Group::block;
+    c.prefix = static_cast<Prefix>(below(random, 3));
+    c.order = below(random, 2) ? sm90::TokenOrder::pi : sm90::TokenOrder::rho;
+    c.rows = below(random, 4);
+    c.transposed = below(random, 4);
+    c.fused = below(random, 2);
+    c.wild = below(random, 2);
+    compare(c, random_packing(random, 1200, 10), random);
+  }
+}
+
+TEST_F(Quantise, LongDocuments) {  // look-back over many windows
+  Random random(4);
+  for (const Prefix prefix : {Prefix::record, Prefix::sticky})
+    for (const Group group : {Group::token, Group::block}) {
+      Case c;
+      c.heads = 1;
+      c.prefix = prefix;
+      c.group = group;
+      compare(c, pack({50000}), random);
+      c.heads = 4;
+      compare(c, pack({9000, 40, 1, 12000}), random);
+    }
+}
+
+TEST_F(Quantise, ManyOneTokenDocuments) {
+  Random random(6);
+  Case c;
+  c.heads = 1;
+  c.prefix = Prefix::sticky;
+  c.group = Group::token;
+  compare(c, pack(std::vector<std::int32_t>(20000, 1), 3), random);
+}
+
+TEST_F(Quantise, NothingToDo) {
+  Random random(8);
+  for (const Packing& packing : {pack({}, 4), pack({0, 0}, 1)}) compare({}, packing, random);
+}
+
+TEST_F(Quantise, GraphReplaysWithOtherLengths) {
+  Random random(9);
+  Case c;
+  c.group = Group::token;
+  c.prefix = Prefix::sticky;
+  const Packing first = pack({100, 0, 700, 3, 1200}, 30);
+  const auto data = random_input(random, c, first);
+  OnDevice setup(c, first, data);
+  Graph graph([&](cudaStream_t stream) { ASSERT_TRUE(setup.enqueue(stream).ok()); });
+  for (const std::vector<std::int32_t>& lengths :
+       {std::vector<std::int32_t>{100, 0, 700, 3, 1200}, {2033, 0, 0, 0, 0}, {0, 0, 0, 0, 1}, {400, 400, 400, 400, 400}}) {
+    Packing packing = pack(lengths);
+    packing.tokens = first.tokens;
+    setup.lengths.upload(packing.cu_seqlens);
+    for (auto* buffer : {&setup.rows, &setup.transposed, &setup.exponents, &setup.prefix}) buffer->poison();
+    graph.replay();
+    expect_image(c, setup, expected(c, packing, data, setup.slots));
+  }
+}
+
+TEST_F(Quantise, RepeatsBitForBit) {
+  Random random(10);
+  Case c;
+  c.heads = 4;
+  c.prefix = Prefix::sticky;
+  c.group = Group::token;
+  const Packing packing = random_packing(random, 3000, 8);
+  const auto data = random_input(random, c, packing);
+  OnDevice setup(c, packing, data);
+  std::vector<std::uint8_t> codes, exponents;
+  for (int n = 0; n < 50; ++n) {
+    ASSERT_TRUE(setup.enqueue(nullptr).ok());
+    cuda_ok(cudaDeviceSynchronize());
+    if (n == 0) codes = setup.rows.download(), exponents = setup.exponents.download();
+    ASSERT_EQ(first_difference(setup.rows.download(), codes), -1);
+    ASSERT_EQ(first_difference(setup.exponents.download(), exponents), -1);
+  }
+}
+
+TEST_F(Quantise, ComparisonNoticesOneBit) {  // the control of every test above
+  Random random(11);
+  const Case c;
+  const Packing packing = pack({70});
+  auto data = random_input(random, c, packing);
+  OnDevice setup(c, packing, data);
+  ASSERT_TRUE(setup.enqueue(nullptr).ok());
+  cuda_ok(cudaDeviceSynchronize());
+  data[5 * c.heads * c.dim] ^= 0x40;
+  const DeviceImage other = expected(c, packing, data, setup.slots);
+  EXPECT_NE(first_difference(setup.rows.download(), other.rows), -1);
+  EXPECT_NE(first_difference(setup.transposed.download(), other.transposed), -1);
+}
+
+TEST_F(Quantise, RefusesWhatItCannotDo) {
+  Random random(12);
+  Case c;
+  const Packing packing = pack({70});
+  OnDevice setup(c, packing, random_input(random, c, packing));
+  const auto refused = [&](auto change) {
+    QuantiseParams p = setup.params;
+    change(p);
+    return !quantize::gpu::launch_quantise(p, nullptr).ok();
+  };
+  EXPECT_TRUE(refused([](QuantiseParams& p) { p.head_dim = 96; }));
+  EXPECT_TRUE(refused([](QuantiseParams& p) { p.input.dtype = DType::f32; }));
+  EXPECT_TRUE(refused([](QuantiseParams& p) { p.input.token_stride = 257; }));
+  EXPECT_TRUE(refused([](QuantiseParams& p) { p.input.data = static_cast<const char*>(p.input.data) + 2; }));
+  EXPECT_TRUE(refused([](QuantiseParams& p) { p.exponents = nullptr; }));
+  EXPECT_TRUE(refused([](QuantiseParams& p) { p.group = Group::tensor, p.prefix = Prefix::sticky; }));
+  EXPECT_TRUE(refused([](QuantiseParams& p) { p.prefix = Prefix::sticky, p.scratch = nullptr; }));
+  EXPECT_FALSE(refused([](QuantiseParams&) {}));
+}
+
+}  // namespace
+}  // namespace flamia::test
