@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+# Shared by the scripts of this folder (source it): steps with elapsed time, Debian packages, CUDA, builds, the count of results.
+# Everything that is written lies under build/ of the checkout.
+# shellcheck shell=bash
+
+CALLER=$PWD  # relative paths on the command line count from here
+FLAMIA_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$FLAMIA_ROOT"
+BUILD=$FLAMIA_ROOT/build
+JOBS=${JOBS:-$(nproc)}
+# Test programs run side by side: a thread that waits must not spin on a core that another one needs.
+export OMP_WAIT_POLICY=passive
+export PYTHONDONTWRITEBYTECODE=1
+
+BUILD_PACKAGES=(g++ cmake ninja-build git libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libgmock-dev libbenchmark-dev python3)
+
+say() { printf '[%4d s] %s\n' "$SECONDS" "$*"; }
+fail() {
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+
+# ---- packages ---------------------------------------------------------------------------------------------------------------------
+
+# installed PACKAGE...: prints those that dpkg does not have.
+missing_packages() {
+  local package
+  for package in "$@"; do
+    [[ $(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null) == installed ]] || echo "$package"
+  done
+}
+
+# require_packages PACKAGE...: installs what is missing; touches apt only then.
+require_packages() {
+  local missing sudo=()
+  if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+    say "not a Debian system: these packages, or what they are called here, must be installed: $*"
+    return
+  fi
+  mapfile -t missing < <(missing_packages "$@")
+  ((${#missing[@]})) || return 0
+  if ((EUID != 0)); then
+    command -v sudo >/dev/null ||
+      fail "these Debian packages are missing, and there is neither root nor sudo to install them: ${missing[*]}. Have them installed, then run this again."
+    sudo=(sudo)
+  fi
+  say "installing ${missing[*]}"
+  local apt=("${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300)
+  "${apt[@]}" update || say "apt-get update failed: trying with the package lists that are there"
+  "${apt[@]}" install --yes --no-install-recommends "${missing[@]}" >/dev/null ||
+    fail "apt-get could not install: ${missing[*]}. Its message is above."
+}
+
+# require_python MODULE PACKAGE: sets PYTHON to an interpreter that has MODULE, Debian's own if need be (installs PACKAGE).
+require_python() {
+  local candidate
+  for candidate in python3 /usr/bin/python3; do
+    if "$candidate" -c "import $1" 2>/dev/null; then
+      PYTHON=$candidate
+      return
+    fi
+  done
+  require_packages python3 "$2"
+  PYTHON=/usr/bin/python3
+  "$PYTHON" -c "import $1" || fail "Python has no module $1 although $2 is installed"
+}
+
+# ---- CUDA -------------------------------------------------------------------------------------------------------------------------
+
+CUDA_LEAST=13
+
+# find_nvcc: sets NVCC (empty if there is none) and says what was found.
+find_nvcc() {
+  local release
+  NVCC=$(command -v nvcc || true)
+  [[ -n $NVCC || ! -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]] || NVCC=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
+  if [[ -z $NVCC ]]; then
+    say "no CUDA compiler (nvcc $CUDA_LEAST or later): the GPU part is not compiled"
+    return
+  fi
+  release=$("$NVCC" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
+  if ((${release%%.*} < CUDA_LEAST)); then
+    say "nvcc $release is too old (needs $CUDA_LEAST): the GPU part is not compiled"
+    NVCC=
+  else
+    say "nvcc $release: the GPU part is compiled too"
+  fi
+}
+
+# find_gpu: sets GPU to the name of the first Hopper GPU (compute capability 9.0), empty if there is none.
+find_gpu() {
+  GPU=
+  if command -v nvidia-smi >/dev/null; then
+    GPU=$(nvidia-smi --query-gpu=compute_cap,name --format=csv,noheader 2>/dev/null | sed -n 's/^9\.0, *//p' | head -n 1) || GPU=
+  fi
+  if [[ -n $GPU ]]; then say "GPU: $GPU"; else say "no Hopper GPU here"; fi
+}
+
+# ---- builds -----------------------------------------------------------------------------------------------------------------------
+
+# configure FOLDER PRESET [OPTION...]: into build/FOLDER.
+configure() {
+  local folder=$BUILD/$1 preset=$2 options=()
+  shift 2
+  if [[ $preset == cuda ]]; then
+    # The launcher keeps ptxas's report beside every object, for scripts/registers.
+    options=("-DCMAKE_CUDA_COMPILER=$NVCC" "-DCMAKE_CUDA_COMPILER_LAUNCHER=$FLAMIA_ROOT/scripts/keep_ptxas_report")
+  fi
+  mkdir -p "$folder"
+  cmake --preset "$preset" -B "$folder" "${options[@]}" "$@" >"$folder/configure.log" 2>&1 || {
+    cat "$folder/configure.log"
+    return 1
+  }
+}
+
+# build FOLDER [TARGET...]: quiet unless it fails or warns.
+build() {
+  local folder=$BUILD/$1 log=$BUILD/$1/build.log
+  shift
+  cmake --build "$folder" --parallel "$JOBS" ${1:+--target "$@"} >"$log" 2>&1 || {
+    # One failing command comes after very many of these lines.
+    grep -v '^\[[0-9]*/[0-9]*\] \(Building\|Linking\|Generating\)' "$log" | tail -n 200
+    return 1
+  }
+  ! grep -n 'warning:' "$log" || say "the build in ${folder#"$FLAMIA_ROOT"/} warns (lines above)"
+}
+
+# targets FOLDER...: the ninja targets "everything in this folder" of those that exist with a CMakeLists.txt.
+targets() {
+  local folder
+  for folder in "$@"; do
+    [[ ! -f $folder/CMakeLists.txt ]] || echo "$folder/all"
+  done
+}
