@@ -43,7 +43,8 @@ FLAMIA_FN float exp2_reference(float x) {
   });
 }
 
-/// Greatest relative error of exp2_polynomial<Degree>, rounding included (asserted by the tests).
+/// Greatest relative error of exp2_polynomial<Degree> for x >= -125, rounding included (asserted by the tests). Just above 2^-126 a
+/// polynomial that falls short of 1 lands on a subnormal and may be off by twice as much.
 template <int Degree>
 inline constexpr float kExp2PolynomialBound = Degree == 2 ? 1.73e-3f : Degree == 3 ? 7.49e-5f : 2.70e-6f;
 

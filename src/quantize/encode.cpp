@@ -21,6 +21,7 @@ struct Block {
   std::int64_t index;  // counted over all documents
   std::int64_t first;  // token of the packed row
   std::int64_t rows;
+  bool opens_document;
 };
 
 /// Walks the blocks of all documents in packed order without storing them.
@@ -53,6 +54,7 @@ class BlockWalk {
     const schedule::DocumentRange& range = documents_[document_];
     block_.first = range.start + inside_ * rows_;
     block_.rows = std::min(rows_, range.length - inside_ * rows_);
+    block_.opens_document = inside_ == 0;
   }
   std::span<const schedule::DocumentRange> documents_;
   std::int64_t rows_;
@@ -114,6 +116,8 @@ class Pass {
     } else if (!blocks) {
       measure_whole();
       for_each(rows, only_encode);
+    } else if (form_.sticky && (in_.heads % threads_ == 0 || in_.heads >= 4 * threads_)) {
+      encode_sticky_by_heads(rows);
     } else if (form_.sticky) {
       for_each(rows, [this](const Block& b, int head, Workspace& w) { measure(b, head, w); });
       make_sticky(rows);
@@ -220,6 +224,36 @@ class Pass {
     });
     for (std::size_t i = 0; i < greatest.size(); ++i)
       write_scale(form_.scale, scales_, static_cast<std::int64_t>(i), stored_scale(form_, greatest[i]));
+  }
+
+  /// Sticky scales where there are heads enough for the threads: one pass, every thread walks all documents with some of the heads.
+  void encode_sticky_by_heads(std::int64_t rows) {
+    const std::uint32_t flag = flagged_scale(form_.scale);
+    const std::int64_t blocks = documents_.blocks(rows);
+#pragma omp parallel num_threads(threads_)
+    {
+      const int share = omp_get_num_threads(), self = omp_get_thread_num();
+      const int begin = static_cast<int>(std::int64_t{in_.heads} * self / share),
+                end = static_cast<int>(std::int64_t{in_.heads} * (self + 1) / share);
+      Workspace workspace(in_.dim, groups_);
+      std::vector<std::uint32_t> greatest(static_cast<std::size_t>((end - begin) * groups_));
+      BlockWalk walk(documents_.ranges(), rows, 0);
+      for (std::int64_t i = 0; i < blocks; ++i, walk.next()) {
+        const Block& block = walk.block();
+        if (block.opens_document) std::fill(greatest.begin(), greatest.end(), 0u);
+        for (int head = begin; head < end; ++head) {
+          measure(block, head, workspace);
+          for (std::int64_t g = 0; g < groups_; ++g) {
+            const std::uint32_t own = read_scale(form_.scale, scales_, slot(block, head) + g);
+            std::uint32_t& seen = greatest[static_cast<std::size_t>((head - begin) * groups_ + g)];
+            if (own == flag) continue;
+            seen = std::max(seen, own);
+            write_scale(form_.scale, scales_, slot(block, head) + g, seen);
+          }
+          encode(block, head, workspace, block.rows <= kChunk);
+        }
+      }
+    }
   }
 
   /// Prefix maximum over each document's blocks. Stored scales of one type are ordered as their bits are.

@@ -31,7 +31,7 @@ float code_value(const QuantisedTensor& tensor, std::int64_t row, int c) {
   const std::uint8_t* codes = tensor.codes.data() + row * row_bytes(tensor.form.element, tensor.dim);
   switch (tensor.form.element) {
     case Element::bf16:
-      return numerics::decode_bf16(static_cast<std::uint16_t>(codes[2 * c] | codes[2 * c + 1] << 8));
+      return numerics::decode_bf16(static_cast<std::uint16_t>(codes[std::int64_t{2} * c] | codes[std::int64_t{2} * c + 1] << 8));
     case Element::e4m3:
       return numerics::decode<numerics::kE4M3>(codes[c]);
     case Element::e5m2:

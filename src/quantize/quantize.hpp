@@ -20,9 +20,7 @@ struct QuantisedTensor {
   /// E4M3, E5M2, INT8: one byte an element, [tokens, heads, dim]. E2M1: [tokens, heads, dim / 2], low nibble = even channel.
   /// BF16: two bytes an element, little endian.
   std::vector<std::uint8_t> codes;
-  /// UE8M0 and E4M3: one byte a group; F32: four, little endian. Shape by group (numbers.md): tensor [1]; head [heads]; blocks of
-  /// r tokens x all channels [sum over documents of ceil(L / r), heads] in packed order (r = 1: [tokens, heads]); 1 x n along the
-  /// channels [tokens, heads, dim / n]; r x 1 along the tokens [sum of ceil(L / r), heads, dim].
+  /// UE8M0 and E4M3: one byte a group; F32: four, little endian. Shapes: form.hpp.
   std::vector<std::uint8_t> scales;
   std::vector<std::int64_t> scale_shape;
 };
@@ -32,12 +30,13 @@ struct QuantiseInput {
   int heads = 0;
   int dim = 0;
   bool rotate = false;  // signs and Hadamard first (dim 64 or 128)
-  const float* divide_by =
-      nullptr;  // [heads, tokens] or null: rows are divided by it first (dO / l); 0 or +inf rows become zero rows
+  /// [heads, tokens] or null: rows are divided by it first (dO / l). A row whose divisor is 0 or +inf becomes a row of zeros.
+  const float* divide_by = nullptr;
 };
 
 /// Quantises every document by itself (only `tensor` and `head` groups span documents). Result independent of `threads`.
-/// A group that holds NaN or infinity is flagged: codes 0, scale UE8M0 255 (E4M3 0x7f, F32 NaN), and counts in no maximum.
+/// Tokens that hold NaN or infinity are flagged with all channels of their block (encode.hpp): codes 0, scale UE8M0 255 (E4M3 0x7f,
+/// F32 NaN), and they count in no maximum. BF16 codes keep NaN and infinity: they have no scale that could tell.
 Status quantise(const QuantiseInput& input, const schedule::Documents& documents, const Quantisation& form, int threads,
                 QuantisedTensor* out);
 

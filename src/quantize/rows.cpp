@@ -91,7 +91,8 @@ FLAMIA_FN void encode_body(Element element, Source source, int dim, std::uint8_t
         std::uint8_t wide[128];
         const int n = min_of(128, dim - begin);
         encode_bytes<kE2M1>(source, begin, begin + n, wide);
-        for (int c = 0; c < n / 2; ++c) codes[begin / 2 + c] = static_cast<std::uint8_t>(wide[2 * c] | wide[2 * c + 1] << 4);
+        for (std::int64_t c = 0; c < n / 2; ++c)
+          codes[begin / 2 + c] = static_cast<std::uint8_t>(wide[2 * c] | wide[2 * c + 1] << 4);
       }
       break;
     case Element::bf16:
@@ -114,7 +115,7 @@ FLAMIA_FN void e2m1_errors_body(const float* __restrict x, const float* __restri
 }
 
 FLAMIA_FN void encode_bf16_body(const float* __restrict x, int dim, std::uint8_t* __restrict codes) {
-  for (int c = 0; c < dim; ++c) {
+  for (std::int64_t c = 0; c < dim; ++c) {
     const std::uint16_t code = numerics::encode_bf16(x[c]);
     codes[2 * c] = static_cast<std::uint8_t>(code);
     codes[2 * c + 1] = static_cast<std::uint8_t>(code >> 8);
@@ -122,6 +123,8 @@ FLAMIA_FN void encode_bf16_body(const float* __restrict x, int dim, std::uint8_t
 }
 
 // ---- one set of functions per instruction set ----
+
+// NOLINTBEGIN(bugprone-macro-parentheses): an attribute and a namespace cannot stand in parentheses
 
 #define FLAMIA_ROW_KERNELS(set, target)                                                                                          \
   namespace set {                                                                                                                \
@@ -153,6 +156,7 @@ FLAMIA_ROW_KERNELS(avx2, [[gnu::target("avx2")]])
 FLAMIA_ROW_KERNELS(avx512, [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl")]])
 #endif
 #undef FLAMIA_ROW_KERNELS
+// NOLINTEND(bugprone-macro-parentheses)
 
 struct Available {
   RowKernels versions[3];

@@ -66,7 +66,6 @@ class Collector {
       case Operand::q:
         return place.is_second ? add(reach, {&g.look_back}, why) : add(reach, {&g.outputs, &g.d_q, &g.look_back}, why);
       case Operand::k:
-        return place.is_second ? add(reach, {&g.d_q}, why) : add(reach, {&g.outputs, &g.d_q}, why);
       case Operand::v:
         return place.is_second ? add(reach, {&g.d_q}, why) : add(reach, {&g.outputs, &g.d_q}, why);
       case Operand::d_out:

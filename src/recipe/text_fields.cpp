@@ -149,8 +149,8 @@ constexpr TextField kFields[] = {
 // ---- shorthands ----
 
 /// Calls visit(form) for both forms of the given operands.
-template <class R_, class Visit>
-void each_form(R_& r, bool with_ds, Visit visit) {
+template <class MaybeConstRecipe, class Visit>
+void each_form(MaybeConstRecipe& r, bool with_ds, Visit visit) {
   for (auto* policy : {&r.q, &r.k, &r.v, &r.d_out}) visit(policy->first), visit(policy->second);
   if (with_ds) visit(r.d_s.first), visit(r.d_s.second);
 }

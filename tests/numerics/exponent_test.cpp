@@ -89,11 +89,12 @@ TEST(PowersOfTwo, TwoFactorsRoundAsOne) {
     if (!is_finite(x)) continue;
     const double exact = std::ldexp(static_cast<double>(x), e);
     const float once = static_cast<float>(exact), scaled = scale_pow2(x, e);
-    // one rounding unless the result is subnormal; there a second one may differ by half a unit
-    if (std::fabs(exact) >= 0x1p-126 || std::fabs(x) < 0x1p-126f)
+    // one rounding unless the result is subnormal; there a second one may add half a unit
+    if (std::fabs(exact) >= 0x1p-126) {
       ASSERT_EQ(bits_of(scaled), bits_of(once)) << x << " * 2^" << e;
-    else
+    } else {
       ASSERT_LE(std::fabs(static_cast<double>(scaled) - exact), 0x1p-149) << x << " * 2^" << e;
+    }
   }
 }
 

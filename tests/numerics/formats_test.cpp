@@ -24,14 +24,14 @@ double value_by_definition(const MiniFloat& f, std::uint32_t code) {
 /// Nearest magnitude among the codes 0 ... largest, ties to the even code; saturates.
 std::uint32_t slow_encode(const MiniFloat& f, float x) {
   if (std::isnan(x)) return f.has_nan ? f.sign_bit() - 1 : f.largest;
-  const double magnitude = std::fabs(static_cast<double>(x));
+  // beyond twice the largest value the distances of all codes would round to the same double
+  const double magnitude = std::min(std::fabs(static_cast<double>(x)), 2.0 * value_by_definition(f, f.largest));
   std::uint32_t best = 0;
   for (std::uint32_t code = 1; code <= f.largest; ++code) {
     const double best_distance = std::fabs(value_by_definition(f, best) - magnitude),
                  distance = std::fabs(value_by_definition(f, code) - magnitude);
     if (distance < best_distance || (distance == best_distance && code % 2 == 0)) best = code;
   }
-  if (std::isinf(x)) best = f.largest;  // infinity is as far from all of them
   return best | (std::signbit(x) ? f.sign_bit() : 0u);
 }
 

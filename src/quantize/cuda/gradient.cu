@@ -7,38 +7,34 @@
 #include <limits>
 #include <string>
 
+#include "quantize/cuda/divide.cuh"
 #include "quantize/cuda/prescale.hpp"
 #include "quantize/cuda/unit.cuh"
 
 namespace flamia::quantize::gpu {
 namespace {
 
-/// A lane's channels of one token of O, rounded to BF16.
+/// A lane's channels of its tokens of O, rounded to BF16 (the layout of Raw).
 template <int D>
-__device__ __forceinline__ void load_output(const GradientParams& p, std::int64_t token, int head, const Lane& lane, bool valid,
-                                            float (&o)[D / 64][8]) {
-#pragma unroll
-  for (int h = 0; h < D / 64; ++h) {
-    const std::int64_t at = token * p.o.token_stride + head * p.o.head_stride + 64 * h + 8 * lane.j;
-    if (p.o.dtype == DType::bf16) {
-      const uint4 raw = valid ? __ldg(reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.o.data) + at)) : uint4{0, 0, 0, 0};
-      const std::uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        o[h][2 * c] = Pair<__nv_bfloat16>::low(words[c]);
-        o[h][2 * c + 1] = Pair<__nv_bfloat16>::high(words[c]);
-      }
-    } else {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float4 raw =
-            valid ? __ldg(reinterpret_cast<const float4*>(static_cast<const float*>(p.o.data) + at) + half) : float4{0, 0, 0, 0};
-        const float values[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-        for (int c = 0; c < 4; ++c) o[h][4 * half + c] = __bfloat162float(__float2bfloat16_rn(values[c]));
-      }
-    }
+__device__ __forceinline__ void load_output(const GradientParams& p, std::int64_t token, int head, int tokens, const Lane& lane,
+                                            Raw<D> (&o)[kLaneTokens]) {
+  const std::int64_t first = token * p.o.token_stride + head * p.o.head_stride;
+  if (p.o.dtype == DType::bf16) {
+    load(static_cast<const std::uint16_t*>(p.o.data) + first, p.o.token_stride, tokens, lane, o);
+    return;
   }
+#pragma unroll
+  for (int i = 0; i < kLaneTokens; ++i)
+#pragma unroll
+    for (int h = 0; h < Raw<D>::kOctets; ++h) {
+      const int t = lane_token(lane.k, i);
+      const auto* at = reinterpret_cast<const float4*>(static_cast<const float*>(p.o.data) + first + t * p.o.token_stride +
+                                                       8 * (kTokenLanes * h + lane.j));
+      const float4 a = t < tokens ? __ldg(at) : float4{0, 0, 0, 0}, b = t < tokens ? __ldg(at + 1) : float4{0, 0, 0, 0};
+      const __nv_bfloat162 words[4] = {__floats2bfloat162_rn(a.x, a.y), __floats2bfloat162_rn(a.z, a.w),
+                                       __floats2bfloat162_rn(b.x, b.y), __floats2bfloat162_rn(b.z, b.w)};
+      o[i].octet[h] = reinterpret_cast<const uint4&>(words);
+    }
 }
 
 /// Sums over the lane's channels: code * O, and code^2.
@@ -46,21 +42,23 @@ struct Sums {
   float with_output, squares;
 };
 template <int D>
-__device__ __forceinline__ Sums sum_codes(const Codes<D>& codes, const float (&o)[D / 64][8]) {
+__device__ __forceinline__ Sums sum_codes(const Codes<D>& codes, const Raw<D>& output) {
   Sums sums{0.f, 0.f};
+  Values<D> o;
+  unpack<__nv_bfloat16>(output, o);
 #pragma unroll
-  for (int h = 0; h < D / 64; ++h)
+  for (int h = 0; h < Raw<D>::kOctets; ++h)
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
-      const std::uint32_t word = codes.half[h][pair / 2];
+      const std::uint32_t word = codes.octet[h][pair / 2];
       const auto two = static_cast<__nv_fp8x2_storage_t>(pair % 2 == 0 ? word : word >> 16);
       const float2 values = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(two, __NV_E4M3)));
       const float low = values.x, high = values.y;
-      sums.with_output = numerics::fma(high, o[h][2 * pair + 1], numerics::fma(low, o[h][2 * pair], sums.with_output));
+      sums.with_output = numerics::fma(high, o.octet[h][2 * pair + 1], numerics::fma(low, o.octet[h][2 * pair], sums.with_output));
       sums.squares = numerics::fma(high, high, numerics::fma(low, low, sums.squares));
     }
 #pragma unroll
-  for (int distance = 1; distance < 8; distance *= 2) {
+  for (int distance = 1; distance < kTokenLanes; distance *= 2) {
     sums.with_output = numerics::add(sums.with_output, __shfl_xor_sync(kFullWarp, sums.with_output, distance));
     sums.squares = numerics::add(sums.squares, __shfl_xor_sync(kFullWarp, sums.squares, distance));
   }
@@ -91,7 +89,7 @@ struct Quotients {
   float l[kLaneTokens];
   bool empty[kLaneTokens];
   std::uint32_t greatest[kLaneTokens];
-  __device__ std::uint32_t all() const { return max(max(greatest[0], greatest[1]), max(greatest[2], greatest[3])); }
+  __device__ std::uint32_t all() const { return max(greatest[0], greatest[1]); }
 };
 template <int D, class Element>
 __device__ __forceinline__ Quotients find_quotients(const GradientParams& p, std::int64_t at, int tokens, const Lane& lane,
@@ -108,11 +106,45 @@ __device__ __forceinline__ Quotients find_quotients(const GradientParams& p, std
   return row;
 }
 
+/// Codes of dO / l. One token after the other: its 16 quotients are the only ones alive.
+template <class Element, int D, class MakeDivider>
+__device__ __forceinline__ void encode_quotients(const Raw<D> (&raw)[kLaneTokens], const Quotients& row,
+                                                 const Scale (&scale)[kLaneTokens], MakeDivider divider,
+                                                 Codes<D> (&codes)[kLaneTokens]) {
+#pragma unroll
+  for (int i = 0; i < kLaneTokens; ++i) {
+    Values<D> x;
+    unpack<Element>(raw[i], x);
+    const auto divide = divider(row.l[i]);
+#pragma unroll
+    for (int h = 0; h < Raw<D>::kOctets; ++h)
+#pragma unroll
+      for (int c = 0; c < 8; ++c) x.octet[h][c] = divide(x.octet[h][c]);
+    encode_token(x, numerics::pow2(-scale[i].exponent), codes[i]);
+    if (row.empty[i]) codes[i] = Codes<D>{};
+  }
+  clear_flagged(scale, codes);
+}
+
+template <class Element, int D>
+__device__ __forceinline__ void encode_gradient(const Raw<D> (&raw)[kLaneTokens], const Quotients& row,
+                                                const Scale (&scale)[kLaneTokens], Codes<D> (&codes)[kLaneTokens]) {
+  bool safe = true;
+#pragma unroll
+  for (int i = 0; i < kLaneTokens; ++i) safe = safe && (row.empty[i] || Divider::safe(row.l[i], scale[i].exponent));
+  if (safe)
+    encode_quotients<Element>(
+        raw, row, scale, [](float l) { return Divider(l); }, codes);
+  else
+    encode_quotients<Element>(
+        raw, row, scale, [](float l) { return [l](float v) { return __fdiv_rn(v, l); }; }, codes);
+}
+
 template <int D>
 __device__ __forceinline__ void load_gradient(const GradientParams& p, const Unit& unit, std::int64_t token, const Lane& lane,
                                               Raw<D> (&raw)[kLaneTokens]) {
-  load(static_cast<const std::uint16_t*>(p.d_o.data) + token * p.d_o.token_stride + unit.head * p.d_o.head_stride, p.d_o.token_stride,
-       unit.tokens, lane, raw);
+  load(static_cast<const std::uint16_t*>(p.d_o.data) + token * p.d_o.token_stride + unit.head * p.d_o.head_stride,
+       p.d_o.token_stride, unit.tokens, lane, raw);
 }
 
 /// Group::tensor: bits of the greatest quotient in *p.scratch.
@@ -127,7 +159,7 @@ __global__ __launch_bounds__(kUnitThreads) void gradient_maximum_kernel(const __
 }
 
 template <int D, class Element>
-__global__ __launch_bounds__(kUnitThreads, D == 128 ? 9 : 12) void gradient_kernel(const __grid_constant__ GradientParams p) {
+__global__ __launch_bounds__(kUnitThreads, D == 128 ? 8 : 12) void gradient_kernel(const __grid_constant__ GradientParams p) {
   __shared__ Stage<D> stage[kUnitWarps];
   __shared__ std::uint32_t exchange[kUnitWarps];
   const Lane lane;
@@ -138,11 +170,13 @@ __global__ __launch_bounds__(kUnitThreads, D == 128 ? 9 : 12) void gradient_kern
 
   Raw<D> raw[kLaneTokens];
   load_gradient<D>(p, unit, token, lane, raw);
+  Raw<D> o[kLaneTokens];
+  load_output<D>(p, token, unit.head, unit.tokens, lane, o);
   if (unit.owned && p.dq_accumulator != nullptr) clear_accumulator<D>(p, at);
 
   const Quotients row = find_quotients<D, Element>(p, at, unit.tokens, lane, raw);
   const std::uint32_t(&greatest)[kLaneTokens] = row.greatest;
-  Scale scale[kLaneTokens] = {Scale(0), Scale(0), Scale(0), Scale(0)};
+  Scale scale[kLaneTokens] = {Scale(0), Scale(0)};
   if (p.group == Group::token) {
 #pragma unroll
     for (int i = 0; i < kLaneTokens; ++i) scale[i] = Scale(token_maximum(greatest[i]));
@@ -154,27 +188,16 @@ __global__ __launch_bounds__(kUnitThreads, D == 128 ? 9 : 12) void gradient_kern
   if (!unit.owned) return;
 
   Codes<D> codes[kLaneTokens];
-#pragma unroll
-  for (int i = 0; i < kLaneTokens; ++i) {
-    Values<D> x;
-    unpack<Element>(raw[i], x);
-#pragma unroll
-    for (int h = 0; h < D / 64; ++h)
-#pragma unroll
-      for (int c = 0; c < 8; ++c) x.half[h][c] = __fdiv_rn(x.half[h][c], row.l[i]);
-    encode(x, scale[i].flagged || row.empty[i], scale[i].exponent, 1.f, codes[i]);
-  }
+  encode_gradient<Element>(raw, row, scale, codes);
   if (p.rows != nullptr) store_rows<D>(codes, lane, p.rows + at * D);
   if (p.transposed != nullptr) store_transposed<D>(codes, sm90::TokenOrder::pi, lane, stage[lane.warp], p.transposed + at * D);
-  const std::uint32_t bytes[kLaneTokens] = {scale[0].byte(), scale[1].byte(), scale[2].byte(), scale[3].byte()};
+  const std::uint32_t bytes[kLaneTokens] = {scale[0].byte(), scale[1].byte()};
   store_bytes(bytes, lane, p.exponents + at);
 
 #pragma unroll
   for (int i = 0; i < kLaneTokens; ++i) {
     const int t = lane_token(lane.k, i);
-    float o[D / 64][8];
-    load_output<D>(p, token + t, unit.head, lane, t < unit.tokens, o);
-    const Sums sums = sum_codes<D>(codes[i], o);
+    const Sums sums = sum_codes<D>(codes[i], o[i]);
     if (lane.j != 0) continue;
     p.d_prime[at + t] = numerics::scale_pow2(sums.with_output, scale[i].exponent);
     if (p.dq_exponent == nullptr) continue;
@@ -206,8 +229,8 @@ Status check_tensor(const char* name, const TensorView& t) {
   if (t.data == nullptr || !aligned(t.data))
     return Status::invalid(std::string(name) + " must be device memory aligned to 16 bytes");
   if (t.token_stride % 8 != 0 || t.head_stride % 8 != 0)
-    return Status::invalid(std::string(name) + ": strides " + std::to_string(t.token_stride) + ", " + std::to_string(t.head_stride) +
-                           " must be multiples of 8 elements");
+    return Status::invalid(std::string(name) + ": strides " + std::to_string(t.token_stride) + ", " +
+                           std::to_string(t.head_stride) + " must be multiples of 8 elements");
   return {};
 }
 

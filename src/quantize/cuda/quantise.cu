@@ -21,7 +21,8 @@ struct Shared {
 };
 
 template <int D>
-__device__ __forceinline__ void load_input(const QuantiseParams& p, const Unit& unit, const Lane& lane, Raw<D> (&raw)[kLaneTokens]) {
+__device__ __forceinline__ void load_input(const QuantiseParams& p, const Unit& unit, const Lane& lane,
+                                           Raw<D> (&raw)[kLaneTokens]) {
   const std::int64_t token = unit.block.token + std::int64_t{kGroupTokens} * lane.warp;
   load(static_cast<const std::uint16_t*>(p.input.data) + token * p.input.token_stride + unit.head * p.input.head_stride,
        p.input.token_stride, unit.tokens, lane, raw);
@@ -36,28 +37,28 @@ __device__ __forceinline__ std::uint32_t normalised(std::uint32_t magnitude) {
 
 /// Greatest byte of the document up to each of the lane's tokens. All threads of the unit.
 template <int D>
-__device__ __forceinline__ void find_prefix(const QuantiseParams& p, const Unit& unit, const Lane& lane, const Scale (&scale)[kLaneTokens],
+__device__ __forceinline__ void find_prefix(const Lane& lane, const Scale (&scale)[kLaneTokens], const LookBack& before,
                                             Shared<D>& shared, std::uint32_t (&prefix)[kLaneTokens]) {
   if (lane.j == 0) {
 #pragma unroll
-    for (int i = 0; i < kLaneTokens; ++i)
-      shared.prefix[kGroupTokens * lane.warp + lane_token(lane.k, i)] = scale[i].prefix_byte();
+    for (int i = 0; i < kLaneTokens; ++i) shared.prefix[kGroupTokens * lane.warp + lane_token(lane.k, i)] = scale[i].prefix_byte();
   }
   __syncthreads();
   if (lane.warp == 0) {
     const std::uint32_t inside = warp_prefix_maximum(shared.prefix[threadIdx.x]);
-    std::uint32_t* words = p.scratch + unit.head * p.block_capacity;
-    const int first = unit.index - unit.block.position / sm90::kBlock;
-    const std::uint32_t earlier = look_back(words, first, unit.index, __shfl_sync(kFullWarp, inside, 31));
-    shared.prefix[threadIdx.x] = max(earlier, inside);
+    shared.prefix[threadIdx.x] = max(before.resolve(__shfl_sync(kFullWarp, inside, 31)), inside);
   }
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kLaneTokens; ++i) prefix[i] = shared.prefix[kGroupTokens * lane.warp + lane_token(lane.k, i)];
 }
 
+/// Thread blocks that share a multiprocessor, a cap of 80 registers. Rotated values of d = 128 alone are 64, and the kernel waits for
+/// shuffles: with 9 blocks (96 registers) it is 15 % slower (docs/log/quantise.md).
+constexpr int kResidentUnits = 12;
+
 template <int D, class Element, bool kRotate, Prefix kPrefix>
-__global__ __launch_bounds__(kUnitThreads, kRotate && D == 128 ? 9 : 12) void quantise_kernel(const __grid_constant__ QuantiseParams p) {
+__global__ __launch_bounds__(kUnitThreads, kResidentUnits) void quantise_kernel(const __grid_constant__ QuantiseParams p) {
   __shared__ Shared<D> shared;
   const Lane lane;
   Unit unit;
@@ -65,33 +66,36 @@ __global__ __launch_bounds__(kUnitThreads, kRotate && D == 128 ? 9 : 12) void qu
 
   Raw<D> raw[kLaneTokens];
   load_input<D>(p, unit, lane, raw);
+  [[maybe_unused]] const LookBack before(kPrefix == Prefix::none ? nullptr : p.scratch + unit.head * (p.slots / kGroupTokens),
+                                         unit.block.slot, kPrefix == Prefix::none ? 0 : unit.block.position / sm90::kBlock);
 
+  [[maybe_unused]] Raw<D> signs;
+  if constexpr (kRotate) signs = load_signs<D>(lane);
   Values<D> x[kLaneTokens];  // rotated values; without rotation the raw elements are kept instead: half the registers
   std::uint32_t greatest[kLaneTokens];
 #pragma unroll
   for (int i = 0; i < kLaneTokens; ++i) {
     if constexpr (kRotate) {
-      rotate_unscaled<Element>(raw[i], lane, x[i]);
+      rotate_unscaled<Element>(raw[i], signs, lane, x[i]);
       greatest[i] = magnitude(x[i]);
     } else {
       greatest[i] = magnitude<Element>(raw[i]);
     }
   }
-  Scale scale[kLaneTokens] = {Scale(0), Scale(0), Scale(0), Scale(0)};
+  Scale scale[kLaneTokens] = {Scale(0), Scale(0)};
   if (p.group == Group::token) {
 #pragma unroll
     for (int i = 0; i < kLaneTokens; ++i) scale[i] = Scale(normalised<D, kRotate>(token_maximum(greatest[i])));
   } else {
-    const std::uint32_t all = p.group == Group::tensor
-                                  ? *p.scratch
-                                  : unit_maximum(max(max(greatest[0], greatest[1]), max(greatest[2], greatest[3])), lane, shared.exchange);
+    const std::uint32_t all =
+        p.group == Group::tensor ? *p.scratch : unit_maximum(max(greatest[0], greatest[1]), lane, shared.exchange);
 #pragma unroll
     for (int i = 0; i < kLaneTokens; ++i) scale[i] = Scale(normalised<D, kRotate>(all));
   }
 
   [[maybe_unused]] std::uint32_t prefix[kLaneTokens];
   if constexpr (kPrefix == Prefix::sticky) {
-    find_prefix<D>(p, unit, lane, scale, shared, prefix);
+    find_prefix<D>(lane, scale, before, shared, prefix);
 #pragma unroll
     for (int i = 0; i < kLaneTokens; ++i) scale[i].exponent = static_cast<int>(prefix[i]) - 127;
   }
@@ -101,17 +105,18 @@ __global__ __launch_bounds__(kUnitThreads, kRotate && D == 128 ? 9 : 12) void qu
 #pragma unroll
     for (int i = 0; i < kLaneTokens; ++i) {
       if constexpr (!kRotate) unpack<Element>(raw[i], x[i]);
-      encode(x[i], scale[i].flagged, scale[i].exponent, kRotate ? numerics::rotation_norm(D) : 1.f, codes[i]);
     }
+    encode(x, scale, kRotate ? numerics::rotation_norm(D) : 1.f, codes);
     const std::int64_t at = unit.head * p.slots + unit.slot;
     if (p.rows != nullptr) store_rows<D>(codes, lane, p.rows + at * D);
     if (p.transposed != nullptr) store_transposed<D>(codes, p.order, lane, shared.stage[lane.warp], p.transposed + at * D);
-    const std::uint32_t bytes[kLaneTokens] = {scale[0].byte(), scale[1].byte(), scale[2].byte(), scale[3].byte()};
+    const std::uint32_t bytes[kLaneTokens] = {scale[0].byte(), scale[1].byte()};
     store_bytes(bytes, lane, p.exponents + at);
   }
   if constexpr (kPrefix != Prefix::none) {
-    if constexpr (kPrefix == Prefix::record) find_prefix<D>(p, unit, lane, scale, shared, prefix);  // nothing waits for it
-    if (unit.owned && p.prefix_exponents != nullptr) store_bytes(prefix, lane, p.prefix_exponents + unit.head * p.slots + unit.slot);
+    if constexpr (kPrefix == Prefix::record) find_prefix<D>(lane, scale, before, shared, prefix);  // nothing waits for it
+    if (unit.owned && p.prefix_exponents != nullptr)
+      store_bytes(prefix, lane, p.prefix_exponents + unit.head * p.slots + unit.slot);
   }
 }
 
@@ -123,12 +128,14 @@ __global__ __launch_bounds__(kUnitThreads) void maximum_kernel(const __grid_cons
   if (!unit.find(p.blocks, p.heads, lane.warp) || unit.tokens == 0) return;  // warps do not meet
   Raw<D> raw[kLaneTokens];
   load_input<D>(p, unit, lane, raw);
+  [[maybe_unused]] Raw<D> signs;
+  if constexpr (kRotate) signs = load_signs<D>(lane);
   std::uint32_t greatest = 0;
 #pragma unroll
   for (int i = 0; i < kLaneTokens; ++i) {
     if constexpr (kRotate) {
       Values<D> x;
-      rotate_unscaled<Element>(raw[i], lane, x);
+      rotate_unscaled<Element>(raw[i], signs, lane, x);
       greatest = max(greatest, magnitude(x));
     } else {
       greatest = max(greatest, magnitude<Element>(raw[i]));
@@ -194,7 +201,7 @@ Status check(const QuantiseParams& p) {
 std::size_t scratch_bytes(const QuantiseParams& p) {
   if (p.group == Group::tensor) return sizeof(std::uint32_t);
   if (p.prefix == Prefix::none) return 0;
-  return static_cast<std::size_t>(p.block_capacity) * static_cast<std::size_t>(p.heads) * sizeof(std::uint32_t);
+  return static_cast<std::size_t>(p.slots / kGroupTokens) * static_cast<std::size_t>(p.heads) * sizeof(std::uint32_t);
 }
 
 Status launch_quantise(const QuantiseParams& params, cudaStream_t stream) {

@@ -34,8 +34,9 @@ struct QuantiseParams {
   std::uint8_t* rows = nullptr;        // `rows` layout; null: not wanted
   std::uint8_t* transposed = nullptr;  // `transposed` layout; null: not wanted
   sm90::TokenOrder order = sm90::TokenOrder::pi;
-  std::uint8_t* exponents = nullptr;         // UE8M0 bytes [heads][slots]; slots without a token: 0 or the block's byte
-  std::uint8_t* prefix_exponents = nullptr;  // [heads][slots]: greatest byte up to this token, flagged ones left out; null: not wanted
+  std::uint8_t* exponents = nullptr;  // UE8M0 bytes [heads][slots]; slots without a token: 0 or the block's byte
+  std::uint8_t* prefix_exponents =
+      nullptr;  // [heads][slots]: greatest byte up to this token, flagged ones left out; null: not wanted
 
   std::int64_t slots = 0;  // sm90::slot_capacity
   const schedule::gpu::TokenBlock* blocks = nullptr;

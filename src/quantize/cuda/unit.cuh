@@ -12,16 +12,15 @@ inline constexpr int kUnitWarps = sm90::kBlock / kGroupTokens;
 inline constexpr int kUnitThreads = 32 * kUnitWarps;
 
 struct Unit {
-  int index;   // in the block table
   int head;
   schedule::gpu::TokenBlock block;
-  int tokens;  // of this warp's 16 slots
-  bool owned;  // the slots are this block's to write (a short block's second half may belong to the next document)
+  int tokens;         // of this warp's 16 slots
+  bool owned;         // the slots are this block's to write (a short block's second half may belong to the next document)
   std::int64_t slot;  // of this warp
 
   /// Heads are neighbours in memory and in the grid. False: past the end of the table.
   __device__ bool find(const schedule::gpu::TokenBlock* blocks, int heads, int warp) {
-    index = static_cast<int>(blockIdx.x / static_cast<unsigned>(heads));
+    const unsigned index = blockIdx.x / static_cast<unsigned>(heads);
     head = static_cast<int>(blockIdx.x % static_cast<unsigned>(heads));
     const int4 words = __ldg(reinterpret_cast<const int4*>(blocks + index));
     block = {words.x, words.y, words.z, words.w};
@@ -45,19 +44,8 @@ __device__ __forceinline__ std::uint32_t unit_maximum(std::uint32_t bits, const 
 __device__ __forceinline__ void raise_maximum(std::uint32_t* all, std::uint32_t bits) {
   bits = __reduce_max_sync(kFullWarp, bits);
   const cuda::atomic_ref<std::uint32_t, cuda::thread_scope_device> word(*all);
-  if (threadIdx.x % 32 == 0 && bits > word.load(cuda::std::memory_order_relaxed)) word.fetch_max(bits, cuda::std::memory_order_relaxed);
+  if (threadIdx.x % 32 == 0 && bits > word.load(cuda::std::memory_order_relaxed))
+    word.fetch_max(bits, cuda::std::memory_order_relaxed);
 }
-
-/// A group's exponent from the bits of its greatest magnitude.
-struct Scale {
-  bool flagged;
-  int exponent;
-  __device__ explicit Scale(std::uint32_t magnitude) : flagged(magnitude >= kNonFinite) {
-    exponent = flagged ? 0 : numerics::ceil_exponent<numerics::kE4M3>(__uint_as_float(magnitude));
-  }
-  /// What the group adds to a prefix maximum.
-  __device__ std::uint32_t prefix_byte() const { return flagged ? 0u : static_cast<std::uint32_t>(exponent + 127); }
-  __device__ std::uint32_t byte() const { return flagged ? numerics::kFlagged : static_cast<std::uint32_t>(exponent + 127); }
-};
 
 }  // namespace flamia::quantize::gpu

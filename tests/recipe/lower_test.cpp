@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rules, lowering to machines, guarantees and the text that explains them.
+#include "recipe/lower.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "plan/explain.hpp"
+#include "random_recipe.hpp"
+#include "recipe/guarantee.hpp"
+#include "recipe/rules.hpp"
+
+namespace flamia::recipe {
+namespace {
+
+using plan::Architecture;
+using testing::AllOf;
+using testing::Contains;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+Recipe parsed(const std::string& text) {
+  Recipe recipe;
+  const Status status = Recipe::parse(text, &recipe);
+  EXPECT_TRUE(status.ok()) << text << ": " << status.message();
+  return recipe;
+}
+
+// ---- rules ----
+
+TEST(Rules, NamedRecipesBreakNone) {
+  for (const NamedRecipe& named : named_recipes()) EXPECT_THAT(violations(named.recipe), IsEmpty()) << named.name;
+}
+
+struct Broken {
+  const char* recipe;
+  const char* sentence;
+};
+class BrokenRecipes : public testing::TestWithParam<Broken> {};
+TEST_P(BrokenRecipes, AreReported) {
+  EXPECT_THAT(violations(parsed(GetParam().recipe)), Contains(HasSubstr(GetParam().sentence))) << GetParam().recipe;
+}
+INSTANTIATE_TEST_SUITE_P(
+    Rules, BrokenRecipes,
+    testing::Values(
+        Broken{"mxfp8 q1=e4m3/32xall/ue8m0/ceil/sticky", "Q in S (e4m3/32xall/ue8m0/ceil/sticky): sticky exponents of Q or dO"},
+        Broken{"mxfp8 do2=e4m3/1xall/ue8m0/ceil/sticky", "dO in dV"},
+        Broken{"mxfp8 ds1=e4m3/1x128/ue8m0/ceil/sticky", "P and dS live in one tile"},
+        Broken{"mxfp8 exp2=mitchell", "approximations for inference"}, Broken{"mxfp8 exp2=direct", "approximations for inference"},
+        Broken{"mxfp8 smooth-q=on", "smoothing Q"}, Broken{"mxfp8 poly=5:2", "degree 2, 3 or 4"},
+        Broken{"mxfp8 poly=3:17", "0 to 16 sixteenths"}, Broken{"bf16 ref=tilesum", "ref=tilesum reads the sum of E4M3 codes"},
+        Broken{"mxfp8 ref=tilesum l=unrounded", "needs l=codes"}, Broken{"mxfp8 payloads=1", "both forms must be equal"},
+        Broken{"mxfp8 dov-bf16=on", "dO (do1) and V (v2) stay BF16"},
+        Broken{"mxfp8 v2=bf16 do1=bf16", "dO (do1) and V (v2) stay BF16"},
+        Broken{"mxfp8 promote=100:64", "0 (never), 32, 64 or 128"}, Broken{"bf16 acc=hopper13", "models the FP8 accumulator"},
+        Broken{"mxfp8 k1=bf16", "S multiplies Q in e4m3 with K in bf16"},
+        Broken{"mxfp8 v1=int8/32xall/f32/amax", "O multiplies V in int8 with P in e4m3"},
+        Broken{"mxfp8 q1=int8/32xall/ue8m0/ceil k1=int8/32xall/ue8m0/ceil", "INT8 takes scale f32"},
+        Broken{"mxfp8 ds1=e4m3/constant/none/none", "a constant loses 99 %"}, Broken{"mxfp8 q1=e4m3/constant/none/none", "fits P"},
+        Broken{"mxfp8 v1=e4m3/none/none/none", "needs a scale group"},
+        Broken{"mxfp8 q1=e4m3/32xall/none/none", "needs a scale type"},
+        Broken{"mxfp8 q1=e4m3/32xall/f32/ceil", "make powers of two"},
+        Broken{"mxfp8 q1=bf16/tensor/f32/amax k1=bf16", "BF16 has no scale"},
+        Broken{"mxfp8 q1=e4m3/tensor@3x4/f32/amax", "rows and columns belong to blocks"},
+        Broken{"mxfp8 q1=e4m3/-3xall/ue8m0/ceil", "at least 0"},
+        Broken{"mxfp8 q1=e4m3/32xall/ue8m0/ceil/x2", "goes with scales of type e4m3"},
+        Broken{"nvfp4 q1=e2m1/1x16/e4m3/amax/x0", "positive and finite"}, Broken{"mxfp8 ds=48x48", "divide the 128 x 128 tile"},
+        Broken{"mxfp8 p1=e4m3/head/f32/amax", "no scale per head"},
+        Broken{"mxfp8 k2=e4m3/1x32/ue8m0/ceil", "K in dQ (e4m3/1x32/ue8m0/ceil): the scale changes along the contraction"},
+        Broken{"mxfp8 q1=e4m3/1x8/ue8m0/ceil", "in steps that no MMA applies"},
+        Broken{"nvfp4 nvfp4=amax v1=e2m1/1xall/e4m3/amax_or_smaller", "O multiplies"},
+        Broken{"mxfp8 p1=e2m1/1x16/e4m3/two_level p2=e2m1/1x16/e4m3/two_level", "two-level P is for inference"},
+        Broken{"mxfp8 q1=e2m1/32xall/e4m3/amax_or_smaller k1=e2m1/32xall/e4m3/amax", "amax_or_smaller is for E2M1"}));
+
+TEST(Rules, AllAreReportedAtOnce) {
+  const std::vector<std::string> found =
+      violations(parsed("mxfp8 q1=e4m3/32xall/ue8m0/ceil/sticky exp2=direct promote=7:64 ds=48x48"));
+  EXPECT_EQ(found.size(), 5u) << testing::PrintToString(found);  // ds=48x48 breaks two
+}
+
+TEST(Rules, InferenceRecipesMayApproximate) {
+  EXPECT_THAT(violations(parsed("mxfp8 exp2=mitchell trains=off")), IsEmpty());
+  EXPECT_THAT(violations(parsed("mxfp8 smooth-q=on trains=off")), IsEmpty());
+}
+
+TEST(Rules, RandomRecipesNeverCrashAnything) {
+  std::mt19937 bits(1);
+  int sound = 0;
+  for (int i = 0; i < 3000; ++i) {
+    const Recipe recipe = testing_support::random_recipe(bits, static_cast<int>(bits() % 8));
+    sound += violations(recipe).empty();
+    for (const plan::ArchitectureFacts& machine : plan::architectures())
+      EXPECT_FALSE(plan::explain(recipe, machine.id, 128).empty());
+  }
+  EXPECT_GT(sound, 300);
+  EXPECT_LT(sound, 2700);
+}
+
+// ---- machines ----
+
+std::vector<std::string> layouts(const Lowering& lowering, Operand operand) {
+  std::vector<std::string> found;
+  for (const CopyPlan& copy : lowering.copies)
+    if (copy.operand == operand)
+      for (const Layout layout : copy.layouts) found.emplace_back(name_of(layout));
+  std::sort(found.begin(), found.end());
+  return found;
+}
+ScaleUse scale_use(const Lowering& lowering, Product product, Operand operand) {
+  for (const ProductPlan& plan : lowering.products)
+    for (const OperandUse& use : plan.operands)
+      if (plan.product == product && use.operand == operand) return use.scale;
+  ADD_FAILURE() << "no such use";
+  return ScaleUse::none;
+}
+using Strings = std::vector<std::string>;
+
+TEST(Lower, HopperTakesFp8KMajorOnly) {
+  const Lowering l = lower(parsed("mxfp8"), Architecture::sm_90, 128);
+  EXPECT_THAT(l.refusals, IsEmpty());
+  EXPECT_EQ(l.copies.size(), 4u);                                           // one quantisation of each operand ...
+  EXPECT_EQ(layouts(l, Operand::v), (Strings{"rows", "transposed (pi)"}));  // ... in two layouts
+  EXPECT_EQ(layouts(l, Operand::d_out), (Strings{"rows", "transposed (pi)"}));
+  EXPECT_EQ(layouts(l, Operand::q), (Strings{"rows", "transposed (pi)"}));
+  EXPECT_EQ(layouts(l, Operand::k), (Strings{"rows", "transposed (rho)"}));
+  EXPECT_EQ(scale_use(l, Product::o, Operand::v), ScaleUse::fold);
+  EXPECT_EQ(scale_use(l, Product::d_v, Operand::d_out), ScaleUse::fold);
+  EXPECT_EQ(scale_use(l, Product::s, Operand::k), ScaleUse::outside);
+  EXPECT_EQ(scale_use(l, Product::d_q, Operand::d_s), ScaleUse::outside);
+  EXPECT_EQ(layouts(lower(parsed("bf16"), Architecture::sm_90, 128), Operand::v),
+            (Strings{"as given"}));  // 16 bits come in either order
+  EXPECT_EQ(layouts(lower(parsed("mxfp8 trains=off"), Architecture::sm_90, 128), Operand::q),
+            (Strings{"rows"}));  // no backward pass, no copy
+}
+
+TEST(Lower, HopperRefusesWhatItHasNoMmaFor) {
+  EXPECT_THAT(lower(parsed("nvfp4"), Architecture::sm_90, 128).refusals, Contains(HasSubstr("no MMA for e2m1")));
+  EXPECT_THAT(lower(parsed("mxfp8 ds=32x32"), Architecture::sm_90, 128).refusals,
+              Contains(AllOf(HasSubstr("dS in dQ"), HasSubstr("every 32 keys"), HasSubstr("Use two payloads"))));
+  EXPECT_THAT(lower(parsed("mxfp8-exact ds=row32"), Architecture::sm_90, 128).refusals, Not(IsEmpty()));
+  EXPECT_THAT(lower(parsed("mxfp8 dk=key64"), Architecture::sm_90, 128).refusals, IsEmpty());
+  EXPECT_THAT(lower(parsed("mxfp8-floor"), Architecture::sm_90, 128).refusals, Not(IsEmpty()));
+  EXPECT_THAT(lower(parsed("fp8-tensor"), Architecture::sm_90, 128).refusals, IsEmpty());
+  EXPECT_THAT(lower(parsed("mxfp8"), Architecture::sm_90, 96).refusals, Contains(HasSubstr("head dim 96 has no kernel")));
+}
+
+TEST(Lower, BlackwellAppliesScalesAndNeedsTwoCopiesOfFourBits) {
+  const Lowering l = lower(parsed("nvfp4-full"), Architecture::sm_100, 128);
+  EXPECT_THAT(l.refusals, IsEmpty());
+  EXPECT_EQ(l.copies.size(), 8u);
+  for (const Operand operand : {Operand::q, Operand::k, Operand::v, Operand::d_out})
+    EXPECT_EQ(layouts(l, operand), (Strings{"rows", "transposed"})) << row_of(operand).name;
+  EXPECT_EQ(scale_use(l, Product::s, Operand::q), ScaleUse::hardware);
+  const Lowering eight = lower(parsed("mxfp8 ds=32x32"), Architecture::sm_100, 128);
+  EXPECT_THAT(eight.refusals, IsEmpty());
+  EXPECT_EQ(scale_use(eight, Product::d_q, Operand::d_s), ScaleUse::hardware);
+  EXPECT_EQ(scale_use(eight, Product::o, Operand::v), ScaleUse::hardware);
+  EXPECT_EQ(layouts(eight, Operand::v), (Strings{"as given"}));  // 8 bits come in either order
+  EXPECT_THAT(lower(parsed("mxfp8-floor"), Architecture::sm_100, 128).refusals, IsEmpty());
+  EXPECT_THAT(plan::explain(parsed("mxfp8"), Architecture::sm_100, 128), HasSubstr("never run"));
+}
+
+TEST(Lower, TheCpuExecutesFiveRecipesAndTheirVariants) {
+  const auto runs = [](const std::string& text) { return can_run(parsed(text), Architecture::cpu, 128, true).ok(); };
+  for (const char* text :
+       {"bf16", "mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8-floor", "mxfp8 ds=32x32", "mxfp8-exact ds=row32",
+        "mxfp8 dk=key64 dq=f32", "mxfp8 l=unrounded", "mxfp8 rule=floor", "mxfp8 ref=tilesum", "mxfp8 exp2=poly3:2/16"})
+    EXPECT_TRUE(runs(text)) << text << ": " << can_run(parsed(text), Architecture::cpu, 128, true).message();
+  for (const char* text : {"nvfp4", "nvfp4-exact", "nvfp4-full", "sage3", "sagebwd", "hwfp4-direct"})
+    EXPECT_FALSE(runs(text)) << text;
+}
+
+TEST(Lower, RefusalsNameTheNearestThatRuns) {
+  const auto message = [](const std::string& text, bool backward) {
+    const Status status = can_run(parsed(text), Architecture::cpu, 128, backward);
+    EXPECT_EQ(status.code(), StatusCode::unsupported) << text;
+    return status.message();
+  };
+  EXPECT_THAT(message("nvfp4-exact", true),
+              AllOf(HasSubstr("\"nvfp4-exact\" is not executed on cpu by this version"), HasSubstr("\"mxfp8-exact\"")));
+  EXPECT_THAT(message("sage3", true), HasSubstr("recipe \"sage3\" has no backward pass; for training use \"mxfp8\" or \"nvfp4\""));
+  EXPECT_THAT(message("sage3", false), Not(HasSubstr("backward")));
+  EXPECT_THAT(message("mxfp8 trains=off", true), HasSubstr("has no backward pass"));
+  EXPECT_TRUE(can_run(parsed("mxfp8 trains=off"), Architecture::cpu, 128, false).ok());
+  const Status broken = can_run(parsed("mxfp8 promote=7:64"), Architecture::cpu, 24, true);
+  EXPECT_EQ(broken.code(), StatusCode::invalid_argument);
+  EXPECT_THAT(broken.message(), AllOf(HasSubstr("promotion"), HasSubstr("head dim 24")));  // both at once
+}
+
+TEST(Lower, HeadDims) {
+  for (const int d : {16, 48, 64, 80, 128, 256}) EXPECT_TRUE(can_run(parsed("mxfp8"), Architecture::cpu, d, true).ok()) << d;
+  for (const int d : {-16, 0, 24, 272}) EXPECT_FALSE(can_run(parsed("mxfp8"), Architecture::cpu, d, true).ok()) << d;
+  EXPECT_THAT(lower(parsed("mxfp8"), Architecture::cpu, 80).notes, Contains(HasSubstr("rotation has no effect at head dim 80")));
+  EXPECT_THAT(lower(parsed("mxfp8"), Architecture::cpu, 64).notes, IsEmpty());
+}
+
+TEST(Architectures, ParseAndSuggest) {
+  Architecture architecture{};
+  ASSERT_TRUE(plan::parse_architecture("sm_90", &architecture).ok());
+  EXPECT_EQ(architecture, Architecture::sm_90);
+  EXPECT_THAT(plan::parse_architecture("sm90", &architecture).message(), HasSubstr("nearest: \"sm_90\""));
+  for (const plan::ArchitectureFacts& machine : plan::architectures()) EXPECT_EQ(plan::facts(machine.id).id, machine.id);
+}
+
+// ---- guarantees (numerics.md §2; measured by tests/kernels) ----
+
+constexpr Reach kNone{};
+constexpr Reach kBlock32{Reach::Kind::block, 32};
+
+TEST(Guarantees, ExactRecipes) {
+  for (const char* text : {"bf16", "mxfp8-exact", "nvfp4-exact", "mxfp8-exact ds=row32", "mxfp8 block=1"}) {
+    const Guarantee g = guarantee(parsed(text));
+    EXPECT_EQ(g.outputs, kNone) << text;
+    EXPECT_EQ(g.d_q, kNone) << text;
+    EXPECT_EQ(g.look_back, kNone) << text;
+    EXPECT_TRUE(g.documents_isolated && g.reasons.empty()) << text;
+    EXPECT_THAT(g.sentence(true), HasSubstr("exact: no bit of O or dQ")) << text;
+  }
+}
+
+TEST(Guarantees, BlocksTensorsAndTraps) {
+  const Guarantee mxfp8 = guarantee(parsed("mxfp8"));
+  EXPECT_EQ(mxfp8.outputs, kBlock32);
+  EXPECT_EQ(mxfp8.d_q, kBlock32);
+  EXPECT_TRUE(mxfp8.documents_isolated);
+  EXPECT_THAT(mxfp8.reasons, Contains(HasSubstr("V in O")));
+
+  const Guarantee nvfp4 = guarantee(parsed("nvfp4"));  // the scores know nothing later, the gradients' K does
+  EXPECT_EQ(nvfp4.d_q, kBlock32);
+
+  EXPECT_EQ(guarantee(parsed("mxfp8-exact ds=32x32")).outputs, kNone);
+  EXPECT_EQ(guarantee(parsed("mxfp8-exact ds=32x32")).d_q, kBlock32);
+  EXPECT_EQ(guarantee(parsed("mxfp8-exact ds=32x32")).look_back, kBlock32);
+  EXPECT_EQ(guarantee(parsed("mxfp8-exact ds=128x128")).d_q, (Reach{Reach::Kind::block, 128}));
+
+  const Guarantee tensor = guarantee(parsed("fp8-tensor"));
+  EXPECT_EQ(tensor.outputs.kind, Reach::Kind::tensor);
+  EXPECT_FALSE(tensor.documents_isolated);
+  EXPECT_THAT(tensor.sentence(true), HasSubstr("NOT isolated"));
+
+  EXPECT_EQ(guarantee(parsed("mxfp8-floor")).outputs, kBlock32);
+  EXPECT_EQ(guarantee(parsed("mxfp8-exact prescale=sequence")).d_q.kind, Reach::Kind::document);
+  EXPECT_EQ(guarantee(parsed("mxfp8-exact prescale=sequence dq=f32")).d_q, kNone);
+  EXPECT_EQ(guarantee(parsed("sage3")).outputs.kind, Reach::Kind::document);
+  EXPECT_EQ(guarantee(parsed("mxfp8 q1=e4m3/allxall/ue8m0/ceil")).outputs.kind, Reach::Kind::document);
+}
+
+TEST(Explain, SaysWhatIsQuantisedAndRefused) {
+  const std::string text = plan::explain(parsed("mxfp8-exact"), Architecture::sm_90, 128);
+  for (const char* part :
+       {"recipe mxfp8-exact: ", "K   e4m3, one scale per token x all channels (ue8m0, ceil), sticky", "transposed (rho)",
+        "wgmma e4m3", "V: scale folded", "exact: no bit of O or dQ", "dS  e4m3, one scale per 64 queries x 32 keys"})
+    EXPECT_THAT(text, HasSubstr(part));
+  EXPECT_THAT(plan::explain(parsed("sage3"), Architecture::cpu, 128), HasSubstr("has no backward pass"));
+}
+
+}  // namespace
+}  // namespace flamia::recipe
