@@ -25,8 +25,8 @@ struct Case {
 
 struct Inputs {
   std::vector<std::uint16_t> d_o;
-  std::vector<float> o;            // as F32, not rounded
-  std::vector<float> l;            // [heads][tokens]
+  std::vector<float> o;                                // as F32, not rounded
+  std::vector<float> l;                                // [heads][tokens]
   std::vector<std::uint8_t> key_prefix, value_prefix;  // [key_heads][slots]
 };
 
@@ -45,27 +45,28 @@ Inputs random_inputs(Random& random, const Case& c, const Packing& packing, std:
   return in;
 }
 
-/// D' and z of one row, with the additions in the kernel's order: a lane's channels, then lanes 1, 2, 4 apart.
+/// D' and z of one row, with the additions in the kernel's order: a lane's channels, then lanes 1 and 2 apart.
 struct RowResult {
   float d_prime;
   int z;
 };
 RowResult row_result(const std::uint8_t* codes, const float* o, int dim, int exponent, float l, int e_k, int e_v) {
-  float with_output[8], squares[8];
-  for (int j = 0; j < 8; ++j) {
+  constexpr int kLanes = 4;
+  float with_output[kLanes], squares[kLanes];
+  for (int j = 0; j < kLanes; ++j) {
     with_output[j] = squares[j] = 0.f;
-    for (int h = 0; h < dim / 64; ++h)
-      for (int c = 64 * h + 8 * j; c < 64 * h + 8 * j + 8; ++c) {
+    for (int octet = j; octet < dim / 8; octet += kLanes)
+      for (int c = 8 * octet; c < 8 * octet + 8; ++c) {
         const float x = numerics::decode<numerics::kE4M3>(codes[c]);
         with_output[j] = std::fma(x, numerics::round_bf16(o[c]), with_output[j]);
         squares[j] = std::fma(x, x, squares[j]);
       }
   }
-  for (int distance = 1; distance < 8; distance *= 2)
+  for (int distance = 1; distance < kLanes; distance *= 2)
     for (float* sums : {with_output, squares}) {
-      float next[8];
-      for (int j = 0; j < 8; ++j) next[j] = sums[j] + sums[j ^ distance];
-      std::copy_n(next, 8, sums);
+      float next[kLanes];
+      for (int j = 0; j < kLanes; ++j) next[j] = sums[j] + sums[j ^ distance];
+      std::copy_n(next, kLanes, sums);
     }
   return {numerics::scale_pow2(with_output[0], exponent), quantize::dq_exponent(squares[0], l, dim, exponent, e_k, e_v)};
 }
@@ -204,10 +205,10 @@ void compare(const Case& c, const Packing& packing, Random& random, bool wild = 
   for (std::int64_t head = 0; head < c.heads; ++head)
     for (std::int64_t i = 0; i < slots * bytes; ++i)
       ASSERT_EQ(cleared[static_cast<std::size_t>(head * slots * bytes + i)], i < used * bytes ? 0 : kPoison) << head << ' ' << i;
-  if (packing.tokens > 100 && !wild) {  // control: another O must show in D'
+  if (packing.tokens > 400 && c.group == Group::token && !wild) {  // control: another O must show in D'
     Inputs other = in;
     for (float& x : other.o) x += 0.25f;
-    EXPECT_GT(differing_bits(d_prime.download(), expected(c, packing, other, slots).d_prime), packing.tokens / 2);
+    EXPECT_GT(differing_bits(d_prime.download(), expected(c, packing, other, slots).d_prime), packing.tokens / 4);
   }
 }
 
@@ -242,7 +243,8 @@ TEST_F(Gradient, FuzzedPackingsAndMasks) {
 TEST(GradientScale, BoundsTheRowWithinOneBinade) {  // host: 2^(15 - z) in (bound, 2 * bound]
   Random random(23);
   for (int n = 0; n < 20000; ++n) {
-    const float squares = std::ldexp(1.f + static_cast<float>(below(random, 1000)) / 1000.f, static_cast<int>(below(random, 40)) - 18);
+    const float squares =
+        std::ldexp(1.f + static_cast<float>(below(random, 1000)) / 1000.f, static_cast<int>(below(random, 40)) - 18);
     const float l = 0.1f + static_cast<float>(below(random, 100000)) / 10.f;
     const int d = below(random, 2) ? 128 : 64, e = static_cast<int>(below(random, 60)) - 30;
     const double bound = 2.002 * 448.0 * 448.0 * std::sqrt(static_cast<double>(squares) * d) * l * std::ldexp(1.0, e);

@@ -108,9 +108,10 @@ void expect_image(const Case& c, const OnDevice& setup, const DeviceImage& want)
 }
 
 void compare(const Case& c, const Packing& packing, Random& random) {
-  SCOPED_TRACE(testing::Message() << packing.tokens << " tokens, " << packing.documents() << " documents, dim " << c.dim << ", heads "
-                                  << c.heads << ", rotate " << c.rotate << ", group " << static_cast<int>(c.group) << ", prefix "
-                                  << static_cast<int>(c.prefix) << ", f16 " << (c.dtype == DType::f16) << ", fused " << c.fused);
+  SCOPED_TRACE(testing::Message() << packing.tokens << " tokens, " << packing.documents() << " documents, dim " << c.dim
+                                  << ", heads " << c.heads << ", rotate " << c.rotate << ", group " << static_cast<int>(c.group)
+                                  << ", prefix " << static_cast<int>(c.prefix) << ", f16 " << (c.dtype == DType::f16) << ", fused "
+                                  << c.fused);
   const auto data = random_input(random, c, packing);
   OnDevice setup(c, packing, data);
   const Status status = setup.enqueue(nullptr);

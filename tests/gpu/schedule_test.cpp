@@ -43,12 +43,15 @@ void expect_matches(const Built& built, const ScheduleModel& model) {
       << "slots " << totals.slots << " for " << model.totals.slots << ", items " << totals.forward.items << " for "
       << model.totals.forward.items << ", cost " << totals.forward.total_cost << " for " << model.totals.forward.total_cost
       << ", violations " << totals.violations << " for " << model.totals.violations;
-  EXPECT_TRUE(equal_bytes(download(v.documents, static_cast<std::int64_t>(model.documents.size())), model.documents)) << "documents";
+  EXPECT_TRUE(equal_bytes(download(v.documents, static_cast<std::int64_t>(model.documents.size())), model.documents))
+      << "documents";
   EXPECT_TRUE(equal_bytes(download(v.blocks, static_cast<std::int64_t>(model.blocks.size())), model.blocks)) << "token blocks";
-  for (const TokenBlock& rest : download(v.blocks + model.blocks.size(), v.block_capacity - static_cast<std::int64_t>(model.blocks.size())))
+  for (const TokenBlock& rest :
+       download(v.blocks + model.blocks.size(), v.block_capacity - static_cast<std::int64_t>(model.blocks.size())))
     EXPECT_EQ(rest.length, -1);
   EXPECT_TRUE(equal_bytes(download(v.forward, static_cast<std::int64_t>(model.forward.size())), model.forward)) << "forward list";
-  EXPECT_TRUE(equal_bytes(download(v.backward, static_cast<std::int64_t>(model.backward.size())), model.backward)) << "backward list";
+  EXPECT_TRUE(equal_bytes(download(v.backward, static_cast<std::int64_t>(model.backward.size())), model.backward))
+      << "backward list";
   for (const std::int32_t word : download(v.counters, kCounters)) EXPECT_EQ(word, 0);
 }
 
@@ -62,8 +65,11 @@ Shape shape_of(const Packing& packing, MaskReach reach, int forward_tile, int ba
   return shape;
 }
 
-void build_and_compare(const Packing& packing, MaskReach reach, int forward_tile = 192, int backward_tile = 128) {
-  Built built(shape_of(packing, reach, forward_tile, backward_tile), packing.cu_seqlens);
+void build_and_compare(const Packing& packing, MaskReach reach, int forward_tile = 192, int backward_tile = 128,
+                       bool by_position = true) {
+  Shape shape = shape_of(packing, reach, forward_tile, backward_tile);
+  shape.blocks_by_position = by_position;
+  Built built(shape, packing.cu_seqlens);
   built.run();
   expect_matches(built, model_schedule(built.shape, packing.cu_seqlens));
 }
@@ -84,7 +90,8 @@ MaskReach random_reach(Random& random) {
 TEST_F(Schedule, FuzzedPackings) {
   Random random(7);
   for (int n = 0; n < 1000 && !HasFailure(); ++n)
-    build_and_compare(random_packing(random, 4000, 30), random_reach(random), below(random, 2) ? 192 : 128, below(random, 4) ? 128 : 0);
+    build_and_compare(random_packing(random, 4000, 30), random_reach(random), below(random, 2) ? 192 : 128,
+                      below(random, 4) ? 128 : 0, below(random, 4));
 }
 
 TEST_F(Schedule, NoTokensNoDocuments) {
@@ -99,7 +106,7 @@ TEST_F(Schedule, ManyShortDocuments) {  // past the block sort
   for (std::int32_t& length : lengths) length = static_cast<std::int32_t>(below(random, 200));
   lengths[4000] = 30000;
   build_and_compare(pack(lengths, 17), reach_of(true, -1, -1));
-  build_and_compare(pack(lengths), reach_of(false, 300, 20), 128, 0);
+  build_and_compare(pack(lengths), reach_of(false, 300, 20), 128, 0, false);
 }
 
 TEST_F(Schedule, OneLongDocument) {
@@ -108,9 +115,9 @@ TEST_F(Schedule, OneLongDocument) {
 }
 
 TEST_F(Schedule, UntrustedLengths) {
-  const std::vector<std::vector<std::int32_t>> rows = {{3, 10, 20},           {0, 50, 20, 60},     {0, 1 << 30, 20},
-                                                       {-5, 10, 2147483647},  {-2147483647, -1, 7}, {0, 100, 101, -3, 40},
-                                                       {2147483647, 0, 0, 99}, {0, 30, 30, 100}};
+  const std::vector<std::vector<std::int32_t>> rows = {
+      {3, 10, 20},          {0, 50, 20, 60},       {0, 1 << 30, 20},       {-5, 10, 2147483647},
+      {-2147483647, -1, 7}, {0, 100, 101, -3, 40}, {2147483647, 0, 0, 99}, {0, 30, 30, 100}};
   for (const auto& row : rows) {
     const Packing packing{row, 100};
     build_and_compare(packing, reach_of(true, -1, -1));
@@ -126,7 +133,8 @@ TEST_F(Schedule, UntrustedLengths) {
 TEST_F(Schedule, GraphReplaysWithOtherLengths) {
   const Packing first = pack({100, 0, 700, 3, 1200}, 30);
   Built built(shape_of(first, reach_of(true, -1, -1), 192, 128), first.cu_seqlens);
-  Graph graph([&](cudaStream_t stream) { ASSERT_TRUE(launch(built.shape, built.lengths.get(), built.workspace.get(), stream).ok()); });
+  Graph graph(
+      [&](cudaStream_t stream) { ASSERT_TRUE(launch(built.shape, built.lengths.get(), built.workspace.get(), stream).ok()); });
   for (const std::vector<std::int32_t>& lengths :
        {std::vector<std::int32_t>{100, 0, 700, 3, 1200}, {2033, 0, 0, 0, 0}, {0, 0, 0, 0, 1}, {400, 400, 400, 400, 400}}) {
     const Packing packing = pack(lengths);
@@ -147,7 +155,7 @@ TEST_F(Schedule, ModelNoticesAWrongMask) {  // the comparison above can fail
   EXPECT_FALSE(equal_bytes(download(v.forward, static_cast<std::int64_t>(model.forward.size())), model.forward));
 }
 
-TEST_F(Schedule, ChecksItsShape) {
+TEST(ScheduleShape, NamesWhatIsWrong) {  // host only
   Shape shape;
   shape.tokens = std::int64_t{1} << 31;
   EXPECT_EQ(check(shape).code(), StatusCode::invalid_argument);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The schedule's kernels.
 //
-//   document_table       1 thread block: clamps cu_seqlens, scans lengths into slots and item offsets, clears counters and totals
-//   expand_and_sort      small rows: thread block 0 makes the forward list, 1 the backward list, the rest the token blocks
-//   expand_items, expand_token_blocks   rows with more items: the same, one thread an item; a device-wide radix sort follows
+//   chunk_maxima, chunk_sums   rows of more than 1024 documents: what each chunk of 1024 leaves to the chunks after it
+//   document_table             a thread a document: clamps cu_seqlens, scans lengths into slots and item offsets, clears the counters
+//   expand_and_sort            small rows: thread block 0 makes the forward list, 1 the backward list, 2 the token blocks
+//   expand_items, expand_token_blocks   rows with more items: the same, a thread an item; a device-wide radix sort follows
 #pragma once
 #include <cub/block/block_radix_sort.cuh>
 #include <cub/block/block_reduce.cuh>
@@ -13,9 +14,7 @@
 
 namespace flamia::schedule::gpu {
 
-inline constexpr int kTableThreads = 1024;
-inline constexpr int kTableItems = 8;  // documents per thread and round
-inline constexpr int kExpandThreads = 1024;
+inline constexpr int kThreads = 1024;  // documents of a chunk; items of a thread block that expands
 
 struct TableParams {
   const std::int32_t* cu_seqlens;
@@ -27,16 +26,10 @@ struct TableParams {
 struct ExpandParams {
   std::int32_t documents;
   std::int32_t block_capacity;
+  int position_bits;  // keys of token blocks are below 2^position_bits
+  bool by_position;
   ListSpec forward, backward;
   Workspace memory;
-};
-
-/// Exclusive sums over documents.
-struct Offsets {
-  std::int32_t slots, blocks, forward, backward;
-  __device__ friend Offsets operator+(Offsets a, Offsets b) {
-    return {a.slots + b.slots, a.blocks + b.blocks, a.forward + b.forward, a.backward + b.backward};
-  }
 };
 
 struct Greater {
@@ -49,103 +42,142 @@ struct Sum {
   }
 };
 
+__device__ inline Offsets operator+(Offsets a, Offsets b) {
+  return {a.slots + b.slots, a.blocks + b.blocks, a.forward + b.forward, a.backward + b.backward};
+}
+__device__ inline ChunkSum operator+(ChunkSum a, ChunkSum b) {
+  return {a.offsets + b.offsets, a.longest > b.longest ? a.longest : b.longest, a.filled + b.filled, a.violations | b.violations};
+}
+
+__device__ inline std::int32_t clamped(const TableParams& p, std::int32_t entry) {
+  return entry < 0 ? 0 : entry > p.tokens ? p.tokens : entry;
+}
 __device__ inline std::int32_t tiles(std::int32_t length, int tile) {
   return tile == 0 ? 0 : static_cast<std::int32_t>((static_cast<std::int64_t>(length) + tile - 1) / tile);
 }
 
-/// What one document of this length adds to the offsets.
-__device__ inline Offsets needs(std::int32_t length, const TableParams& p) {
-  return {tiles(length, sm90::kSlotAlign) * sm90::kSlotAlign, tiles(length, sm90::kBlock), tiles(length, p.forward_tile),
-          tiles(length, p.backward_tile)};
+using ReduceMaximum = cub::BlockReduce<std::int32_t, kThreads>;
+using ReduceSum = cub::BlockReduce<ChunkSum, kThreads>;
+using ScanMaximum = cub::BlockScan<std::int32_t, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
+using ScanOffsets = cub::BlockScan<Offsets, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
+union ChunkMemory {
+  typename ReduceMaximum::TempStorage maximum;
+  typename ReduceSum::TempStorage sum;
+  typename ScanMaximum::TempStorage scan_maximum;
+  typename ScanOffsets::TempStorage scan_offsets;
+};
+
+/// Clamped end of this thread's document; 0, neutral in a maximum, past the last one.
+__device__ inline std::int32_t own_entry(const TableParams& p) {
+  const std::int64_t b = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  return b < p.documents ? clamped(p, p.cu_seqlens[b + 1]) : 0;
 }
 
-__global__ __launch_bounds__(kTableThreads) void document_table(const TableParams p) {
-  using ScanMaximum = cub::BlockScan<std::int32_t, kTableThreads, cub::BLOCK_SCAN_WARP_SCANS>;
-  using ScanOffsets = cub::BlockScan<Offsets, kTableThreads, cub::BLOCK_SCAN_WARP_SCANS>;
-  using ReduceMaximum = cub::BlockReduce<std::int32_t, kTableThreads>;
-  __shared__ union {
-    typename ScanMaximum::TempStorage maximum;
-    typename ScanOffsets::TempStorage offsets;
-    typename ReduceMaximum::TempStorage reduce;
-  } memory;
-  const Workspace& w = p.memory;
-  const auto clamped = [&](std::int32_t x) { return x < 0 ? 0 : x > p.tokens ? p.tokens : x; };
+__global__ __launch_bounds__(kThreads) void chunk_maxima(const TableParams p) {
+  __shared__ ChunkMemory memory;
+  const std::int32_t greatest = ReduceMaximum(memory.maximum).Reduce(own_entry(p), Greater{});
+  if (threadIdx.x == 0) p.memory.chunk_maxima[blockIdx.x] = greatest;
+}
 
-  const std::int32_t begin = clamped(p.cu_seqlens[0]);
-  std::int32_t reached = begin;  // greatest entry so far
-  Offsets before{};
-  std::int32_t longest = 0;
-  std::int32_t filled = 0;
-  std::uint32_t violations = 0;
-  for (std::int64_t base = 0; base < p.documents; base += kTableThreads * kTableItems) {
-    const std::int64_t first = base + static_cast<std::int64_t>(threadIdx.x) * kTableItems;
-    std::int32_t entry[kTableItems], start[kTableItems];
-    std::int32_t previous = first <= p.documents ? p.cu_seqlens[first] : 0;
-#pragma unroll
-    for (int i = 0; i < kTableItems; ++i) {
-      if (first + i < p.documents) {
-        const std::int32_t raw = p.cu_seqlens[first + i + 1];
-        violations |= raw < previous ? kDecreasing : 0u;
-        violations |= raw < 0 || raw > p.tokens ? kOutOfRow : 0u;
-        previous = raw;
-        entry[i] = clamped(raw);
-      } else {
-        entry[i] = 0;  // neutral: the scan is a maximum of numbers that are not negative
-      }
-    }
-    std::int32_t greatest;
-    ScanMaximum(memory.maximum).ExclusiveScan(entry, start, reached, Greater{}, greatest);
+/// Where this thread's document lies in the row; length 0 past the last one. Whole thread block.
+struct Range {
+  std::int32_t start, length;
+};
+__device__ inline Range own_range(const TableParams& p, ChunkMemory& memory, std::int32_t* shared_word) {
+  std::int32_t earlier = clamped(p, p.cu_seqlens[0]);
+  for (unsigned chunk = threadIdx.x; chunk < blockIdx.x; chunk += kThreads)
+    earlier = Greater{}(earlier, p.memory.chunk_maxima[chunk]);
+  if (blockIdx.x > 0) {
+    earlier = ReduceMaximum(memory.maximum).Reduce(earlier, Greater{});
+    if (threadIdx.x == 0) *shared_word = earlier;
     __syncthreads();
-    Offsets own{};  // of this thread's documents together
-#pragma unroll
-    for (int i = 0; i < kTableItems; ++i) {
-      entry[i] = entry[i] > start[i] && first + i < p.documents ? entry[i] - start[i] : 0;  // from here on: the length
-      longest = entry[i] > longest ? entry[i] : longest;
-      filled += entry[i] > 0 ? 1 : 0;
-      own = own + needs(entry[i], p);
-    }
-    Offsets at, total;
-    ScanOffsets(memory.offsets).ExclusiveScan(own, at, Offsets{}, Sum{}, total);
-    at = before + at;
-#pragma unroll
-    for (int i = 0; i < kTableItems; ++i) {
-      const std::int64_t b = first + i;
-      if (b >= p.documents) break;
-      w.documents[b] = {at.slots, start[i], entry[i]};
-      w.block_offsets[b] = at.blocks;
-      w.forward.offsets[b] = at.forward;
-      w.backward.offsets[b] = at.backward;
-      at = at + needs(entry[i], p);
-    }
-    before = before + total;
-    reached = greatest > reached ? greatest : reached;
-    __syncthreads();
+    earlier = *shared_word;
   }
-  longest = ReduceMaximum(memory.reduce).Reduce(longest, Greater{});
+  const std::int32_t end = own_entry(p);
+  std::int32_t start;
+  ScanMaximum(memory.scan_maximum).ExclusiveScan(end, start, earlier, Greater{});
   __syncthreads();
-  filled = ReduceMaximum(memory.reduce).Reduce(filled, Sum{});
-  const bool decreasing = __syncthreads_or((violations & kDecreasing) != 0);
-  const bool out_of_row = __syncthreads_or((violations & kOutOfRow) != 0);
-  if (threadIdx.x < kCounters) w.counters[threadIdx.x] = 0;
-  if (threadIdx.x != 0) return;
-  w.block_offsets[p.documents] = before.blocks;
-  w.forward.offsets[p.documents] = before.forward;
-  w.backward.offsets[p.documents] = before.backward;
-  const bool first_outside = p.cu_seqlens[0] < 0 || p.cu_seqlens[0] > p.tokens;
+  return {start, end > start ? end - start : 0};
+}
+
+__device__ inline ChunkSum own_sum(const TableParams& p, Range range) {
+  const std::int64_t b = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  std::uint32_t violations = 0;
+  if (b < p.documents) {
+    const std::int32_t before = p.cu_seqlens[b], entry = p.cu_seqlens[b + 1];
+    violations = (entry < before ? kDecreasing : 0u) | (entry < 0 || entry > p.tokens ? kOutOfRow : 0u);
+    if (b == 0) violations |= (before != 0 ? kFirstNotZero : 0u) | (before < 0 || before > p.tokens ? kOutOfRow : 0u);
+  }
+  return {{tiles(range.length, sm90::kSlotAlign) * sm90::kSlotAlign, tiles(range.length, sm90::kBlock),
+           tiles(range.length, p.forward_tile), tiles(range.length, p.backward_tile)},
+          range.length,
+          range.length > 0 ? 1 : 0,
+          violations};
+}
+
+__global__ __launch_bounds__(kThreads) void chunk_sums(const TableParams p) {
+  __shared__ ChunkMemory memory;
+  __shared__ std::int32_t word;
+  const ChunkSum sum = ReduceSum(memory.sum).Reduce(own_sum(p, own_range(p, memory, &word)), Sum{});
+  if (threadIdx.x == 0) p.memory.chunk_sums[blockIdx.x] = sum;
+}
+
+/// After the last document. `all` = sum over every document, `end` = token after the last one.
+__device__ inline void write_totals(const TableParams& p, ChunkSum all, std::int32_t end) {
+  const Workspace& w = p.memory;
+  w.block_offsets[p.documents] = all.offsets.blocks;
+  w.forward.offsets[p.documents] = all.offsets.forward;
+  w.backward.offsets[p.documents] = all.offsets.backward;
   Totals totals{};
-  totals.slots = before.slots;
-  totals.covered_begin = begin;
-  totals.covered_end = reached;
-  totals.documents = filled;
-  totals.longest = longest;
-  totals.token_blocks = before.blocks + kTailBlocks;
-  totals.violations = (p.cu_seqlens[0] != 0 ? kFirstNotZero : 0u) | (decreasing ? kDecreasing : 0u) |
-                      (out_of_row || first_outside ? kOutOfRow : 0u);
-  totals.skewed = filled > 0 && static_cast<std::int64_t>(longest) * filled >=
-                                    static_cast<std::int64_t>(kSkew) * (static_cast<std::int64_t>(reached) - begin);
-  totals.forward.items = before.forward;
-  totals.backward.items = before.backward;
+  totals.slots = all.offsets.slots;
+  totals.covered_begin = clamped(p, p.cu_seqlens[0]);
+  totals.covered_end = end;
+  totals.documents = all.filled;
+  totals.longest = all.longest;
+  totals.token_blocks = all.offsets.blocks + kTailBlocks;
+  totals.violations = all.violations;
+  totals.skewed = all.filled > 0 && static_cast<std::int64_t>(all.longest) * all.filled >=
+                                        static_cast<std::int64_t>(kSkew) * (end - totals.covered_begin);
+  totals.forward.items = all.offsets.forward;
+  totals.backward.items = all.offsets.backward;
+  if (p.documents == 0) {  // nobody looked at the only entry
+    const std::int32_t first = p.cu_seqlens[0];
+    totals.violations = (first != 0 ? kFirstNotZero : 0u) | (first < 0 || first > p.tokens ? kOutOfRow : 0u);
+  }
   *w.totals = totals;
+}
+
+__global__ __launch_bounds__(kThreads) void document_table(const TableParams p) {
+  __shared__ ChunkMemory memory;
+  __shared__ std::int32_t word;
+  __shared__ ChunkSum earlier_chunks;
+  const Workspace& w = p.memory;
+  const Range range = own_range(p, memory, &word);
+  const ChunkSum own = own_sum(p, range);
+
+  ChunkSum earlier{};
+  for (unsigned chunk = threadIdx.x; chunk < blockIdx.x; chunk += kThreads) earlier = earlier + w.chunk_sums[chunk];
+  if (blockIdx.x > 0) earlier = ReduceSum(memory.sum).Reduce(earlier, Sum{});
+  if (threadIdx.x == 0) earlier_chunks = earlier;
+  __syncthreads();
+
+  Offsets at, chunk_total;
+  ScanOffsets(memory.scan_offsets).ExclusiveScan(own.offsets, at, Offsets{}, Sum{}, chunk_total);
+  at = earlier_chunks.offsets + at;
+  const std::int64_t b = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (b < p.documents) {
+    w.documents[b] = {at.slots, range.start, range.length};
+    w.block_offsets[b] = at.blocks;
+    w.forward.offsets[b] = at.forward;
+    w.backward.offsets[b] = at.backward;
+  }
+  if (blockIdx.x == 0 && threadIdx.x < kCounters) w.counters[threadIdx.x] = 0;
+  if (blockIdx.x + 1 < gridDim.x) return;
+  __syncthreads();
+  if (threadIdx.x == kThreads - 1) word = range.start + range.length;  // ranges after the last document are empty and end there
+  const ChunkSum chunk = ReduceSum(memory.sum).Reduce(own, Sum{});
+  __syncthreads();
+  if (threadIdx.x == 0) write_totals(p, earlier_chunks + chunk, word);
 }
 
 /// The document of item i: the last one whose items begin at or before i, which is never an empty one. offsets[documents] > i.
@@ -169,23 +201,22 @@ __device__ inline Costed make_item(const ListSpec& spec, const std::int32_t* off
   return {{b, first}, item_cost(spec.reach, spec.keys, spec.tile, spec.visit, first, documents[b].length)};
 }
 
-/// Entry i of the block table.
-__device__ inline void make_token_block(const ExpandParams& p, std::int32_t i) {
+/// Entry i of the block table in document order, and the key by which it is sorted, greatest first: early positions, then the tail,
+/// then what is no block.
+struct KeyedBlock {
+  TokenBlock block;
+  std::uint32_t key;
+};
+__device__ inline KeyedBlock make_token_block(const ExpandParams& p, std::int32_t i) {
   const Workspace& w = p.memory;
   const std::int32_t count = w.totals->token_blocks - kTailBlocks;
-  if (i >= p.block_capacity) return;
-  if (i >= count + kTailBlocks) {
-    w.blocks[i] = {0, 0, 0, -1};
-    return;
-  }
-  if (i >= count) {
-    w.blocks[i] = {w.totals->covered_end, w.totals->slots + (i - count) * sm90::kBlock, 0, 0};
-    return;
-  }
+  if (i >= count + kTailBlocks) return {{0, 0, 0, -1}, 0};
+  if (i >= count) return {{w.totals->covered_end, w.totals->slots + (i - count) * sm90::kBlock, 0, 0}, 1};
   const std::int32_t b = document_of(w.block_offsets, p.documents, i);
   const sm90::Document document = w.documents[b];
-  const std::int32_t position = (i - w.block_offsets[b]) * sm90::kBlock;
-  w.blocks[i] = {document.token_start + position, document.slot_start + position, position, document.length};
+  const std::int32_t index = i - w.block_offsets[b], position = index * sm90::kBlock;
+  return {{document.token_start + position, document.slot_start + position, position, document.length},
+          (1u << p.position_bits) - 1 - static_cast<std::uint32_t>(index)};
 }
 
 struct ListStatistic {
@@ -196,67 +227,94 @@ struct ListStatistic {
   }
 };
 
-/// One list, sorted by descending cost and, among equals, by document and position. Whole thread block.
-__device__ inline void make_list(const ExpandParams& p, const ListSpec& spec, const ListMemory& list, sm90::WorkItem* unsorted,
-                                 ListTotals* totals) {
-  constexpr int kItems = static_cast<int>(kBlockSortItems) / kExpandThreads;
-  using Sort = cub::BlockRadixSort<std::uint32_t, kExpandThreads, kItems, std::uint16_t>;
-  using Reduce = cub::BlockReduce<ListStatistic, kExpandThreads>;
-  __shared__ union {
-    typename Sort::TempStorage sort;
-    typename Reduce::TempStorage reduce;
-  } memory;
-  const std::int32_t count = totals->items;
-  std::uint32_t cost[kItems];
+using ReduceStatistic = cub::BlockReduce<ListStatistic, kThreads>;
+template <int kItems>
+using Sort = cub::BlockRadixSort<std::uint32_t, kThreads, kItems, std::uint16_t>;
+
+/// Sorts up to kItems * kThreads elements by descending key, equal keys in their order. make(i) gives element and key of i, which is
+/// stored as unsorted[i]; past `count` keys are 0. Whole thread block.
+template <int kItems, class Element, class Make>
+__device__ void sort_in_block(std::int32_t count, int bits, Make make, Element* unsorted, Element* sorted, void* memory) {
+  std::uint32_t key[kItems];
   std::uint16_t index[kItems];
-  ListStatistic statistic{};
+#pragma unroll
   for (int i = 0; i < kItems; ++i) {
     const auto at = static_cast<std::int32_t>(threadIdx.x) * kItems + i;
     index[i] = static_cast<std::uint16_t>(at);
-    cost[i] = 0;
-    if (at >= count) continue;
-    const Costed made = make_item(spec, list.offsets, p.memory.documents, p.documents, at);
-    unsorted[at] = made.item;
-    cost[i] = static_cast<std::uint32_t>(made.cost);
-    statistic = statistic + ListStatistic{made.cost, made.cost};
+    key[i] = at < count ? make(at, unsorted[at]) : 0;
   }
-  statistic = Reduce(memory.reduce).Reduce(statistic, Sum{});
+  __syncthreads();  // `unsorted` is complete
+  Sort<kItems>(*static_cast<typename Sort<kItems>::TempStorage*>(memory)).SortDescendingBlockedToStriped(key, index, 0, bits);
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    const auto at = static_cast<std::int32_t>(threadIdx.x) + i * kThreads;
+    if (at < count) sorted[at] = unsorted[index[i]];
+  }
+}
+
+/// One work list: by descending cost and, among equals, by document and position.
+template <int kItems>
+__device__ void make_list(const ExpandParams& p, bool keys, void* memory) {
+  const Workspace& w = p.memory;
+  const ListSpec& spec = keys ? p.backward : p.forward;
+  const ListMemory& list = keys ? w.backward : w.forward;
+  ListTotals* totals = keys ? &w.totals->backward : &w.totals->forward;
+  ListStatistic statistic{};
+  const auto make = [&](std::int32_t i, sm90::WorkItem& item) {
+    const Costed made = make_item(spec, list.offsets, w.documents, p.documents, i);
+    item = made.item;
+    statistic = statistic + ListStatistic{made.cost, made.cost};
+    return static_cast<std::uint32_t>(made.cost);
+  };
+  sort_in_block<kItems>(totals->items, spec.cost_bits, make, w.unsorted + (keys ? kBlockSortItems : 0), list.items, memory);
+  __syncthreads();
+  statistic = ReduceStatistic(*static_cast<typename ReduceStatistic::TempStorage*>(memory)).Reduce(statistic, Sum{});
   if (threadIdx.x == 0) {
     totals->greatest_cost = statistic.greatest;
     totals->total_cost = statistic.total;
   }
-  __syncthreads();  // also: `unsorted` is complete
-  Sort(memory.sort).SortDescendingBlockedToStriped(cost, index, 0, spec.cost_bits);
-  for (int i = 0; i < kItems; ++i) {
-    const auto at = static_cast<std::int32_t>(threadIdx.x) + i * kExpandThreads;
-    if (at < count) list.items[at] = unsorted[index[i]];
-  }
 }
 
-__global__ __launch_bounds__(kExpandThreads) void expand_and_sort(const ExpandParams p) {
-  const Workspace& w = p.memory;
-  if (blockIdx.x >= 2) {
-    make_token_block(p, static_cast<std::int32_t>((blockIdx.x - 2) * kExpandThreads + threadIdx.x));
+inline constexpr int kFewItems = 1, kManyItems = static_cast<int>(kBlockSortItems) / kThreads;
+
+__global__ __launch_bounds__(kThreads) void expand_and_sort(const ExpandParams p) {
+  __shared__ union {
+    typename ReduceStatistic::TempStorage reduce;
+    typename Sort<kFewItems>::TempStorage few;
+    typename Sort<kManyItems>::TempStorage many;
+  } memory;
+  if (blockIdx.x == 2) {
+    const auto make = [&](std::int32_t i, TokenBlock& block) {
+      const KeyedBlock made = make_token_block(p, i);
+      block = made.block;
+      return p.by_position ? made.key : 0;
+    };
+    if (p.block_capacity <= kThreads)
+      sort_in_block<kFewItems>(p.block_capacity, p.position_bits, make, p.memory.unsorted_blocks, p.memory.blocks, &memory);
+    else
+      sort_in_block<kManyItems>(p.block_capacity, p.position_bits, make, p.memory.unsorted_blocks, p.memory.blocks, &memory);
     return;
   }
   const bool keys = blockIdx.x == 1;
-  const ListSpec& spec = keys ? p.backward : p.forward;
-  if (spec.capacity == 0) return;
-  make_list(p, spec, keys ? w.backward : w.forward, w.unsorted + (keys ? kBlockSortItems : 0),
-            keys ? &w.totals->backward : &w.totals->forward);
+  const std::int32_t capacity = keys ? p.backward.capacity : p.forward.capacity;
+  if (capacity == 0) return;
+  capacity <= kThreads ? make_list<kFewItems>(p, keys, &memory) : make_list<kManyItems>(p, keys, &memory);
 }
 
-__global__ __launch_bounds__(kExpandThreads) void expand_token_blocks(const ExpandParams p) {
-  make_token_block(p, static_cast<std::int32_t>(blockIdx.x * kExpandThreads + threadIdx.x));
+__global__ __launch_bounds__(kThreads) void expand_token_blocks(const ExpandParams p) {
+  const auto i = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
+  if (i >= p.block_capacity) return;
+  const KeyedBlock made = make_token_block(p, i);
+  (p.by_position ? p.memory.unsorted_blocks : p.memory.blocks)[i] = made.block;
+  if (p.by_position) p.memory.keys[i] = made.key;
 }
 
-__global__ __launch_bounds__(kExpandThreads) void expand_items(const ExpandParams p, bool keys) {
-  using Reduce = cub::BlockReduce<ListStatistic, kExpandThreads>;
-  __shared__ typename Reduce::TempStorage memory;
+__global__ __launch_bounds__(kThreads) void expand_items(const ExpandParams p, bool keys) {
+  __shared__ typename ReduceStatistic::TempStorage memory;
   const Workspace& w = p.memory;
   const ListSpec& spec = keys ? p.backward : p.forward;
   ListTotals* totals = keys ? &w.totals->backward : &w.totals->forward;
-  const auto i = static_cast<std::int32_t>(blockIdx.x * kExpandThreads + threadIdx.x);
+  const auto i = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
   ListStatistic statistic{};
   if (i < spec.capacity) {
     std::uint32_t cost = 0;  // past the last item: sorts behind every item, whose cost is at least 1
@@ -268,9 +326,9 @@ __global__ __launch_bounds__(kExpandThreads) void expand_items(const ExpandParam
       statistic = {made.cost, made.cost};
     }
     w.unsorted[i] = item;
-    w.costs[i] = cost;
+    w.keys[i] = cost;
   }
-  statistic = Reduce(memory).Reduce(statistic, Sum{});
+  statistic = ReduceStatistic(memory).Reduce(statistic, Sum{});
   if (threadIdx.x == 0 && statistic.total != 0) {
     atomicMax(&totals->greatest_cost, statistic.greatest);
     atomicAdd(reinterpret_cast<unsigned long long*>(&totals->total_cost), static_cast<unsigned long long>(statistic.total));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Host side of the schedule: sizes, memory, launches.
+#include <algorithm>
 #include <bit>
 #include <cub/device/device_radix_sort.cuh>
 #include <limits>
@@ -18,14 +19,25 @@ std::int64_t item_capacity(const Shape& shape, int tile) { return tile == 0 ? 0 
 
 ListSpec list_of(const Shape& shape, bool keys, int tile, int visit) {
   const auto greatest = static_cast<std::uint64_t>(shape.tokens / visit + 2);
-  return {shape.reach, keys, tile, visit, static_cast<std::int32_t>(item_capacity(shape, tile)), static_cast<int>(std::bit_width(greatest))};
+  return {shape.reach,
+          keys,
+          tile,
+          visit,
+          static_cast<std::int32_t>(item_capacity(shape, tile)),
+          static_cast<int>(std::bit_width(greatest))};
 }
 
-std::size_t device_sort_bytes(std::int64_t items) {
+template <class Element>
+cudaError_t sort_on_device(void* memory, std::size_t& bytes, const std::uint32_t* keys, std::uint32_t* sorted_keys,
+                           const Element* elements, Element* sorted, std::int64_t count, int bits, cudaStream_t stream) {
+  return cub::DeviceRadixSort::SortPairsDescending(memory, bytes, keys, sorted_keys, elements, sorted, static_cast<int>(count), 0,
+                                                   bits, stream);
+}
+
+template <class Element>
+std::size_t device_sort_bytes(std::int64_t count) {
   std::size_t bytes = 0;
-  cub::DeviceRadixSort::SortPairsDescending(nullptr, bytes, static_cast<const std::uint32_t*>(nullptr),
-                                            static_cast<std::uint32_t*>(nullptr), static_cast<const sm90::WorkItem*>(nullptr),
-                                            static_cast<sm90::WorkItem*>(nullptr), static_cast<int>(items));
+  sort_on_device<Element>(nullptr, bytes, nullptr, nullptr, nullptr, nullptr, count, 32, nullptr);
   return bytes;
 }
 
@@ -50,11 +62,10 @@ Status device_error(const char* what, cudaError_t error) {
   return {StatusCode::device_error, std::string(what) + ": " + cudaGetErrorName(error) + ", " + cudaGetErrorString(error)};
 }
 
-Status sort_on_device(const ListSpec& spec, const ListMemory& list, const Workspace& w, cudaStream_t stream) {
-  std::size_t bytes = w.sort_bytes;
-  return device_error("schedule: sorting the work list",
-                      cub::DeviceRadixSort::SortPairsDescending(w.sort_memory, bytes, w.costs, w.sorted_costs, w.unsorted,
-                                                                list.items, spec.capacity, 0, spec.cost_bits, stream));
+int position_bits(const Shape& shape) { return std::bit_width(static_cast<std::uint64_t>(shape.tokens / sm90::kBlock + 3)); }
+
+std::int64_t chunk_count(const Shape& shape) {
+  return shape.documents <= kThreads ? 1 : (shape.documents + kThreads - 1) / kThreads;
 }
 
 }  // namespace
@@ -65,26 +76,31 @@ ListSpec backward_list(const Shape& shape) { return list_of(shape, true, shape.b
 std::int64_t block_capacity(const Shape& shape) { return item_capacity(shape, sm90::kBlock) + kTailBlocks; }
 
 bool fits_block_sort(const Shape& shape) {
-  return item_capacity(shape, shape.forward_tile) <= kBlockSortItems && item_capacity(shape, shape.backward_tile) <= kBlockSortItems;
+  return item_capacity(shape, shape.forward_tile) <= kBlockSortItems &&
+         item_capacity(shape, shape.backward_tile) <= kBlockSortItems && block_capacity(shape) <= kBlockSortItems;
 }
 
 Workspace divide(const Shape& shape, void* base) {
   const std::int64_t forward = item_capacity(shape, shape.forward_tile), backward = item_capacity(shape, shape.backward_tile);
+  const std::int64_t blocks = block_capacity(shape);
   const bool small = fits_block_sort(shape);
-  const std::int64_t greater = forward > backward ? forward : backward;
+  const std::int64_t items = std::max(forward, backward), keys = small ? 0 : std::max(items, blocks);
   Divider memory(base);
   Workspace w{};
   w.totals = memory.take<Totals>(1);
   w.counters = memory.take<std::int32_t>(kCounters);
   w.documents = memory.take<sm90::Document>(shape.documents);
-  w.blocks = memory.take<TokenBlock>(block_capacity(shape));
+  w.blocks = memory.take<TokenBlock>(blocks);
   w.block_offsets = memory.take<std::int32_t>(shape.documents + 1);
   w.forward = {memory.take<std::int32_t>(shape.documents + 1), memory.take<sm90::WorkItem>(forward)};
   w.backward = {memory.take<std::int32_t>(shape.documents + 1), memory.take<sm90::WorkItem>(backward)};
-  w.unsorted = memory.take<sm90::WorkItem>(small ? 2 * kBlockSortItems : greater);
-  w.costs = memory.take<std::uint32_t>(small ? 0 : greater);
-  w.sorted_costs = memory.take<std::uint32_t>(small ? 0 : greater);
-  w.sort_bytes = small ? 0 : device_sort_bytes(greater);
+  w.chunk_maxima = memory.take<std::int32_t>(chunk_count(shape));
+  w.chunk_sums = memory.take<ChunkSum>(chunk_count(shape));
+  w.unsorted = memory.take<sm90::WorkItem>(small ? 2 * kBlockSortItems : items);
+  w.unsorted_blocks = memory.take<TokenBlock>(blocks);
+  w.keys = memory.take<std::uint32_t>(keys);
+  w.sorted_keys = memory.take<std::uint32_t>(keys);
+  w.sort_bytes = small ? 0 : std::max(device_sort_bytes<sm90::WorkItem>(items), device_sort_bytes<TokenBlock>(blocks));
   w.sort_memory = memory.take<char>(static_cast<std::int64_t>(w.sort_bytes));
   w.bytes = memory.bytes();
   return w;
@@ -109,8 +125,15 @@ std::size_t workspace_bytes(const Shape& shape) { return divide(shape, nullptr).
 
 View view(const Shape& shape, void* workspace) {
   const Workspace w = divide(shape, workspace);
-  return {w.documents,  w.blocks, w.forward.items, w.backward.items, w.totals, w.counters, block_capacity(shape),
-          item_capacity(shape, shape.forward_tile), item_capacity(shape, shape.backward_tile)};
+  return {w.documents,
+          w.blocks,
+          w.forward.items,
+          w.backward.items,
+          w.totals,
+          w.counters,
+          block_capacity(shape),
+          item_capacity(shape, shape.forward_tile),
+          item_capacity(shape, shape.backward_tile)};
 }
 
 Status launch(const Shape& shape, const std::int32_t* cu_seqlens, void* workspace, cudaStream_t stream) {
@@ -120,25 +143,37 @@ Status launch(const Shape& shape, const std::int32_t* cu_seqlens, void* workspac
     return Status::invalid("the schedule's workspace must be device memory aligned to 256 bytes");
   const Workspace w = divide(shape, workspace);
   const ListSpec forward = forward_list(shape), backward = backward_list(shape);
-  const TableParams table{cu_seqlens,      static_cast<std::int32_t>(shape.tokens), static_cast<std::int32_t>(shape.documents),
-                          shape.forward_tile, shape.backward_tile, w};
-  document_table<<<1, kTableThreads, 0, stream>>>(table);
-  const ExpandParams expand{static_cast<std::int32_t>(shape.documents), static_cast<std::int32_t>(block_capacity(shape)), forward,
-                            backward, w};
-  const auto blocks_for = [](std::int64_t threads) { return static_cast<unsigned>((threads + kExpandThreads - 1) / kExpandThreads); };
-  const unsigned token_blocks = blocks_for(block_capacity(shape));
+  const auto documents = static_cast<std::int32_t>(shape.documents);
+  const TableParams table{cu_seqlens, static_cast<std::int32_t>(shape.tokens), documents, shape.forward_tile, shape.backward_tile,
+                          w};
+  const auto chunks = static_cast<unsigned>(chunk_count(shape));
+  if (chunks > 1) {
+    chunk_maxima<<<chunks, kThreads, 0, stream>>>(table);
+    chunk_sums<<<chunks, kThreads, 0, stream>>>(table);
+  }
+  document_table<<<chunks, kThreads, 0, stream>>>(table);
+  const std::int64_t blocks = block_capacity(shape);
+  const ExpandParams expand{
+      documents, static_cast<std::int32_t>(blocks), position_bits(shape), shape.blocks_by_position, forward, backward, w};
   if (fits_block_sort(shape)) {
-    expand_and_sort<<<2 + token_blocks, kExpandThreads, 0, stream>>>(expand);
+    expand_and_sort<<<3, kThreads, 0, stream>>>(expand);
     return device_error("schedule", cudaGetLastError());
   }
-  expand_token_blocks<<<token_blocks, kExpandThreads, 0, stream>>>(expand);
+  const auto grid = [](std::int64_t threads) { return static_cast<unsigned>((threads + kThreads - 1) / kThreads); };
+  cudaError_t error = cudaSuccess;
+  std::size_t sort_bytes = w.sort_bytes;
+  expand_token_blocks<<<grid(blocks), kThreads, 0, stream>>>(expand);
+  if (shape.blocks_by_position)
+    error = sort_on_device(w.sort_memory, sort_bytes, w.keys, w.sorted_keys, w.unsorted_blocks, w.blocks, blocks,
+                           position_bits(shape), stream);
   for (const bool keys : {false, true}) {
     const ListSpec& spec = keys ? backward : forward;
-    if (spec.capacity == 0) continue;
-    expand_items<<<blocks_for(spec.capacity), kExpandThreads, 0, stream>>>(expand, keys);
-    if (Status status = sort_on_device(spec, keys ? w.backward : w.forward, w, stream); !status.ok()) return status;
+    if (spec.capacity == 0 || error != cudaSuccess) continue;
+    expand_items<<<grid(spec.capacity), kThreads, 0, stream>>>(expand, keys);
+    error = sort_on_device(w.sort_memory, sort_bytes, w.keys, w.sorted_keys, w.unsorted, (keys ? w.backward : w.forward).items,
+                           spec.capacity, spec.cost_bits, stream);
   }
-  return device_error("schedule", cudaGetLastError());
+  return device_error("schedule", error != cudaSuccess ? error : cudaGetLastError());
 }
 
 }  // namespace flamia::schedule::gpu

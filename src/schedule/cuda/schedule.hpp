@@ -19,8 +19,8 @@
 
 namespace flamia::schedule::gpu {
 
-/// 32 consecutive tokens of a document, the unit of the quantiser. Document order; a document's blocks are consecutive.
-/// After the last document follow kTailBlocks blocks of length 0, whose slots hold no token and are filled with code 0; the rest of
+/// 32 consecutive tokens of a document, the unit of the quantiser. A document's blocks stand in the order of their positions.
+/// After all of them follow kTailBlocks blocks of length 0, whose slots hold no token and are filled with code 0; the rest of
 /// the table has length -1: nothing to do.
 struct alignas(16) TokenBlock {
   std::int32_t token;     // row of q, k, v of the first token
@@ -44,7 +44,7 @@ struct ListTotals {
 
 /// What a kernel may want to know about the row as a whole. On the device.
 struct Totals {
-  std::int32_t slots;  // used by documents; kTailSlots zero slots follow
+  std::int32_t slots;                       // used by documents; kTailSlots zero slots follow
   std::int32_t covered_begin, covered_end;  // tokens that belong to documents
   std::int32_t documents;                   // those that are not empty
   std::int32_t longest;                     // tokens of the longest one
@@ -60,9 +60,12 @@ struct Shape {
   std::int64_t tokens = 0;     // rows of q
   std::int64_t documents = 0;  // cu_seqlens has documents + 1 entries
   MaskReach reach;
-  int forward_tile = 128;   // queries per item of the forward list; it visits key tiles of kTile
-  int backward_tile = 0;    // keys per item of the backward list (128); it visits query tiles of backward_visit
+  int forward_tile = 128;  // queries per item of the forward list; it visits key tiles of kTile
+  int backward_tile = 0;   // keys per item of the backward list (128); it visits query tiles of backward_visit
   int backward_visit = 64;
+  /// Block table by position, then document, instead of document, then position: the quantiser's prefix maxima then wait less, since
+  /// neighbours in the table belong to different documents. Not worth the sort where nothing needs prefix maxima.
+  bool blocks_by_position = true;
 };
 
 /// Words for kernels that claim items one by one; the launch sets them to zero.

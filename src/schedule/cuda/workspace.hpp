@@ -23,6 +23,16 @@ struct ListMemory {
   sm90::WorkItem* items;
 };
 
+/// Sums over documents.
+struct Offsets {
+  std::int32_t slots, blocks, forward, backward;
+};
+struct ChunkSum {
+  Offsets offsets;
+  std::int32_t longest, filled;
+  std::uint32_t violations;
+};
+
 /// All pointers null when `base` is null: then only `bytes` counts.
 struct Workspace {
   Totals* totals;
@@ -32,9 +42,12 @@ struct Workspace {
   std::int32_t* block_offsets;
   ListMemory forward, backward;
   // scratch
+  std::int32_t* chunk_maxima;
+  ChunkSum* chunk_sums;
   sm90::WorkItem* unsorted;  // block sort: [2][kBlockSortItems]; device sort: one list after the other
-  std::uint32_t* costs;      // device sort only: in and out
-  std::uint32_t* sorted_costs;
+  TokenBlock* unsorted_blocks;
+  std::uint32_t* keys;  // device sort only: in and out
+  std::uint32_t* sorted_keys;
   void* sort_memory;
   std::size_t sort_bytes;
   std::size_t bytes;

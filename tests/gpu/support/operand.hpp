@@ -17,7 +17,8 @@ namespace flamia::test {
 
 /// 16-bit elements, [tokens][stride], of ordinary tokens, tokens of any magnitude, zeros, subnormals and (with `wild`) NaN, infinity
 /// and numbers that overflow in the rotation.
-inline std::vector<std::uint16_t> random_tensor(Random& random, DType dtype, std::int64_t tokens, std::int64_t row, int dim, bool wild) {
+inline std::vector<std::uint16_t> random_tensor(Random& random, DType dtype, std::int64_t tokens, std::int64_t row, int dim,
+                                                bool wild) {
   std::normal_distribution<float> normal;
   std::vector<std::uint16_t> data(static_cast<std::size_t>(tokens * row));
   const auto encode = [&](float x) { return dtype == DType::bf16 ? numerics::encode_bf16(x) : numerics::encode_f16(x); };
@@ -33,7 +34,8 @@ inline std::vector<std::uint16_t> random_tensor(Random& random, DType dtype, std
       data[static_cast<std::size_t>(at + c)] = encode(dtype == DType::f16 && std::fabs(x) > 60000.f ? 60000.f : x);
     }
     if (!wild || below(random, 40) != 0) continue;
-    const float odd[4] = {numerics::quiet_nan(), numerics::infinity(), -numerics::infinity(), dtype == DType::bf16 ? 3.3e38f : 65504.f};
+    const float odd[4] = {numerics::quiet_nan(), numerics::infinity(), -numerics::infinity(),
+                          dtype == DType::bf16 ? 3.3e38f : 65504.f};
     const float x = odd[below(random, 4)];
     const std::int64_t many = below(random, 2) ? dim : 1, first = below(random, dim - many + 1);
     for (std::int64_t c = first; c < first + many; ++c) data[static_cast<std::size_t>(at + c)] = encode(x);

@@ -9,7 +9,9 @@ namespace flamia::test {
 
 using Random = std::mt19937_64;
 
-inline std::int64_t below(Random& random, std::int64_t n) { return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n)); }
+inline std::int64_t below(Random& random, std::int64_t n) {
+  return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n));
+}
 
 struct Packing {
   std::vector<std::int32_t> cu_seqlens;

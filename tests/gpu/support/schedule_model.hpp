@@ -23,7 +23,8 @@ inline std::int32_t count_visited(const schedule::MaskReach& reach, bool keys, i
   const std::int64_t last = std::min<std::int64_t>(first + tile, length);
   for (std::int64_t other = 0; other < length; other += visit) {
     const std::int64_t end = std::min<std::int64_t>(other + visit, length);
-    const auto found = keys ? schedule::tile_class(reach, other, end, first, last) : schedule::tile_class(reach, first, last, other, end);
+    const auto found =
+        keys ? schedule::tile_class(reach, other, end, first, last) : schedule::tile_class(reach, first, last, other, end);
     count += found != schedule::TileClass::empty;
   }
   return count;
@@ -74,6 +75,9 @@ inline ScheduleModel model_schedule(const schedule::gpu::Shape& shape, const std
   }
   totals.covered_end = reached;
   totals.slots = slot;
+  if (shape.blocks_by_position)
+    std::stable_sort(model.blocks.begin(), model.blocks.end(),
+                     [](const TokenBlock& a, const TokenBlock& b) { return a.position < b.position; });
   for (int i = 0; i < kTailBlocks; ++i) model.blocks.push_back({reached, slot + i * sm90::kBlock, 0, 0});
   totals.token_blocks = static_cast<std::int32_t>(model.blocks.size());
   totals.skewed = totals.documents > 0 && std::int64_t{totals.longest} * totals.documents >=

@@ -68,7 +68,6 @@ Status ForwardCall::quantise(const TensorView& input, int heads, const OperandFo
   params.prefix_exponents = memory.prefix_exponents;
   params.slots = slots_;
   params.blocks = schedule_.blocks;
-  params.totals = schedule_.totals;
   params.block_capacity = schedule_.block_capacity;
   params.scratch = memory_.scratch;
   return quantize::gpu::launch_quantise(params, stream_);
@@ -77,7 +76,7 @@ Status ForwardCall::quantise(const TensorView& input, int heads, const OperandFo
 Status ForwardCall::quantise() const {
   if (Status s = quantise(tensors_.q, problem_.query_heads, form_.q, form_.rotate, sm90::TokenOrder::pi, memory_.q); !s.ok())
     return s;
-  if (Status s = quantise(tensors_.k, problem_.key_heads, form_.k, form_.rotate, sm90::TokenOrder::rho, memory_.k); !s.ok())
+  if (Status s = quantise(tensors_.k, problem_.key_heads, form_.k, form_.rotate, sm90::TokenOrder::pi, memory_.k); !s.ok())
     return s;
   return quantise(tensors_.v, problem_.key_heads, form_.v, false, sm90::TokenOrder::pi, memory_.v);
 }

@@ -30,13 +30,14 @@ struct Config {
   static constexpr int kConsumers = 2;
   static constexpr int kKeysPerConsumer = 64;
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kConsumerRegisters = 232;
-  static constexpr int kQueryRegisters = 48;
-  static_assert(128 * (kConsumers * kConsumerRegisters + kQueryRegisters) <= 65536);
+  static constexpr int kConsumerRegisters = 216;
+  static constexpr int kQueryRegisters = 72;
+  // A launch gives every thread 168 (65,536 / 384, rounded down to a multiple of 8); setmaxnreg can only hand these round.
+  static_assert(kConsumers * kConsumerRegisters + kQueryRegisters <= (kConsumers + 1) * (65536 / kThreads / 8 * 8));
   static constexpr int kConsumerWarps = 4 * kConsumers;
 
   static constexpr int kHalves = kHeadDim / 64;  // products with d columns are made 64 columns at a time
-  static constexpr int kStages = kHeadDim == 128 ? 4 : 5;
+  static constexpr int kStages = 4;              // a power of two, as kExchangeSlots: see StepCounter
   static constexpr int kExchangeSlots = 2;       // dS of two steps on the way
   static constexpr int kWorkSlots = 16;          // items the copies may run ahead: never more than kStages + 1
 

@@ -26,26 +26,6 @@ struct KeyGradients {
   float value[Config::kHeadDim / 2];  // dV
 };
 
-/// What a consumer carries from step to step besides sums and operands.
-template <class Config>
-struct ConsumerState {
-  Ring<Config::kStages> stage;
-  Ring<Config::kExchangeSlots> exchange;
-  std::uint32_t keys_parity = 0;
-};
-
-/// The step a consumer is at.
-struct StepPlace {
-  int block = 0;   // step of its query head, from the item's first
-  int member = 0;  // query head of the group
-  __device__ __forceinline__ void advance(int blocks) {
-    if (++block == blocks) {
-      block = 0;
-      ++member;
-    }
-  }
-};
-
 /// Addresses of a stage's operands as descriptor words.
 template <class Config>
 struct StageOperands {
@@ -67,144 +47,155 @@ struct Consumer {
   const BackwardParams& params;
   Storage<Config>& storage;
   Place place;
-  Window window;
-  int warp;
 
+  __device__ __forceinline__ Window window() const { return {params.window_left, params.window_right}; }
+  __device__ __forceinline__ int lane() const { return static_cast<int>(threadIdx.x) % 32; }
   __device__ __forceinline__ std::uint32_t keys() const {
     return ptx::descriptor_low(storage.key + kGroup_ * Config::kKeysPerConsumer * Config::kHeadDim, RowsOperand<Config>::kLayout);
   }
   __device__ __forceinline__ std::uint32_t values() const {
     return ptx::descriptor_low(storage.value + kGroup_ * Config::kKeysPerConsumer * Config::kHeadDim, RowsOperand<Config>::kLayout);
   }
+  /// Index in the tile of the thread's first key; the second is 8 on.
+  __device__ __forceinline__ int first_row() const {
+    return static_cast<int>(place.key_records - ptx::shared_address(storage.key_records)) / static_cast<int>(sizeof(KeyRecord));
+  }
+  __device__ __forceinline__ std::int32_t& references() const { return storage.references[threadIdx.x]; }
 
-  /// P codes and dS of a step whose P is in X and dP in Y. Nothing is in flight.
-  __device__ __forceinline__ void finish_scores(float (&x)[kScores], float (&y)[kScores], std::uint32_t (&codes)[kCodeWords], float (&undo)[2],
-                                                int& remembered, std::uint32_t records, const Work& work, const StepPlace& at) const {
-    const int step_query = (work.first_step + at.block) * kQueryStep;
-    const StepShape shape = step_shape(window, step_query, work.first_key, work.length);
-    if (shape.masked || Config::kRecordCodes) {
-      const VisibleQueries visible = visible_queries(window, place.key, step_query, work.length, place.lane);
-      clear_invisible(x, visible);
-      if constexpr (Config::kRecordCodes) {
-        const int head = work.key_head * (params.query_heads / params.key_heads) + at.member;
-        record_codes<Config>(params, x, visible, place, head * params.slots + work.slot_start + step_query);
-      }
-      const Fold fold = shape.full_reach ? uncut_fold(records)
-                                         : cut_fold(records, visible, step_query % kKeyTile != 0, remembered, place.lane);
-      make_gradient_of_scores<Config, true>(codes, x, y, records, place, fold);
-      clear_invisible(y, visible);
-      undo[0] = fold.undo[0];
-      undo[1] = fold.undo[1];
+  __device__ __forceinline__ bool masked(std::uint32_t slot) const { return Config::kRecordCodes || (storage.stage[slot].info.flags & kMasked) != 0; }
+  /// Codes of a step whose P is in X.
+  __device__ __forceinline__ void finish_codes(const float (&x)[kScores], std::uint32_t (&codes)[kCodeWords], std::uint32_t slot, std::uint32_t records,
+                                               const Work& work) const {
+    float raise[2] = {1.0f, 1.0f};
+    if (masked(slot)) {
+      const StepInfo info = storage.stage[slot].info;
+      const int key = work.first_key + first_row();
+      const Visible visible = visible_queries(window(), key, info.query, work.length, lane());
+      storage.visible[threadIdx.x] = visible;
+      if constexpr (Config::kRecordCodes) record_codes<Config>(params, x, visible, key, info.head * params.slots + work.slot_start + info.query, lane());
+      references() = (info.flags & kCut) != 0 ? cut_references(raise, records, window(), key, info.query, references()) : uncut_references(records);
+      make_codes<Config, true>(codes, x, records, place, raise, visible);
     } else {
-      const Fold fold = uncut_fold(records);
-      make_gradient_of_scores<Config, false>(codes, x, y, records, place, fold);
-      undo[0] = fold.undo[0];
-      undo[1] = fold.undo[1];
+      references() = uncut_references(records);
+      make_codes<Config, false>(codes, x, records, place, raise, Visible{});
     }
   }
 
+  /// dS of a step whose P is in X and dP in Y.
+  __device__ __forceinline__ void finish_gradient(const float (&x)[kScores], float (&y)[kScores], std::uint32_t slot, std::uint32_t records) const {
+    if (masked(slot)) make_gradient_of_scores<Config, true>(x, y, records, place, storage.visible[threadIdx.x]);
+    else make_gradient_of_scores<Config, false>(x, y, records, place, Visible{});
+  }
+
   /// First step of an item: S and dP without anything to hide behind.
-  __device__ __forceinline__ void begin(float (&x)[kScores], float (&y)[kScores], std::uint32_t (&codes)[kCodeWords], float (&undo)[2],
-                                        int& remembered, const ConsumerState<Config>& state, const Work& work) const {
-    const StageOperands<Config> operands = operands_of(storage, state.stage.slot);
+  __device__ __forceinline__ void begin(float (&x)[kScores], float (&y)[kScores], std::uint32_t (&codes)[kCodeWords], StepCounter<Config> now,
+                                        const Work& work) const {
+    const StageOperands<Config> operands = operands_of(storage, now.stage());
+    ptx::fence_registers(x);
+    ptx::fence_registers(y);
     issue_scores<Config>(x, keys(), operands.query);
     issue_scores<Config>(y, values(), operands.gradient);
-    const Slopes<Config> slopes = load_slopes<Config>(operands.records, place);
     ptx::wait_products<1>();
     ptx::fence_registers(x);
-#pragma unroll
-    for (int u = 0; u < 4; ++u) exponentiate<Config>(x, operands.records, slopes, u, place.lane);
+    exponentiate<Config, 0, 2>(x, operands.records, place);
+    exponentiate<Config, 2, 4>(x, operands.records, place);
+    finish_codes(x, codes, now.stage(), operands.records, work);
     ptx::wait_products<0>();
     ptx::fence_registers(y);
-    finish_scores(x, y, codes, undo, remembered, operands.records, work, StepPlace{});
+    finish_gradient(x, y, now.stage(), operands.records);
+  }
+
+  /// Factors that take dO's fold and P's 2^8 out of dV's products.
+  __device__ __forceinline__ void value_scale(float (&scale)[2]) const {
+    const int packed = references();
+    scale[0] = power_of_two(clamp(low_half(packed) - kCodeShift, -126, 127));
+    scale[1] = power_of_two(clamp(high_half(packed) - kCodeShift, -126, 127));
+  }
+  /// Factors that take the payload's exponents out of dK's products.
+  static __device__ __forceinline__ void key_scale(float (&scale)[2], int exponents) {
+    scale[0] = power_of_two(low_half(exponents));
+    scale[1] = power_of_two(high_half(exponents));
   }
 
   /// The rest of a step and, if there is one, the beginning of the next.
   template <bool kMore>
   __device__ __forceinline__ void step(KeyGradients<Config>& sums, float (&x)[kScores], float (&y)[kScores], std::uint32_t (&codes)[kCodeWords],
-                                       float (&undo)[2], int& remembered, ConsumerState<Config>& state, const Work& work, StepPlace& at,
-                                       std::uint32_t tile_reach) const {
-    const StageOperands<Config> now = operands_of(storage, state.stage.slot);
-    const int step_query = (work.first_step + at.block) * kQueryStep;
-    const bool full_reach = step_shape(window, step_query, work.first_key, work.length).full_reach;
-
-    issue_gradient<Config>(x, codes, now.gradient_transposed, 0);
-    ptx::barrier_wait(&storage.exchange_free[state.exchange.slot], state.exchange.parity ^ 1);
-    send_gradient_of_scores<Config>(y, place.exchange + state.exchange.slot * Config::kExchangeBytes, now.records, place, storage.key_records,
-                                    window, step_query, work, tile_reach, full_reach);
+                                       StepCounter<Config> now, const Work& work) const {
+    const StageOperands<Config> operands = operands_of(storage, now.stage());
+    float scale[2];
+    issue_gradient<Config>(x, codes, operands.gradient_transposed, 0);
+    ptx::barrier_wait(&storage.exchange_free[now.exchange()], now.exchange_parity() ^ 1);
+    send_gradient_of_scores<Config>(y, place.exchange + now.exchange() * Config::kExchangeBytes, now.stage(), place, storage, work, window(), kGroup_);
     __syncwarp();
-    if (place.lane == 0) ptx::barrier_arrive(&storage.exchange_ready[state.exchange.slot]);
-    state.exchange.advance();
+    if (threadIdx.x % 32 == 0) ptx::barrier_arrive(&storage.exchange_ready[now.exchange()]);
 
-    int exponent[2];
     if constexpr (Config::kHalves == 2) {
+      value_scale(scale);
       ptx::wait_products<0>();
       ptx::fence_registers(x);
-      promote<0>(sums.value, x, undo);
+      promote<0>(sums.value, x, scale);
       ptx::fence_registers(x);
-      issue_gradient<Config>(x, codes, now.gradient_transposed, 1);
+      issue_gradient<Config>(x, codes, operands.gradient_transposed, 1);
     }
-    key_exponents<Config>(exponent, y, now.records, place.lane);
+    const int exponents = key_exponents<Config>(y, operands.records, place);
+    value_scale(scale);
     ptx::wait_products<0>();
     ptx::fence_registers(x);
     hold_codes(codes);
-    promote<Config::kHalves - 1>(sums.value, x, undo);
+    promote<Config::kHalves - 1>(sums.value, x, scale);
 
-    Ring<Config::kStages> next_stage = state.stage;
-    next_stage.advance();
-    const StageOperands<Config> next = operands_of(storage, next_stage.slot);
+    const StepCounter<Config> after = now.next();
+    const StageOperands<Config> next = operands_of(storage, after.stage());
     if constexpr (kMore) {
-      ptx::barrier_wait(&storage.stage_ready[next_stage.slot], next_stage.parity);
+      ptx::barrier_wait(&storage.stage_ready[after.stage()], after.stage_parity());
       ptx::fence_registers(x);
       issue_scores<Config>(x, keys(), next.query);
     }
-    round_key_payload<Config>(codes, y, exponent, now.records, place.lane);
-    const float undo_key[2] = {power_of_two(exponent[0]), power_of_two(exponent[1])};
+    round_key_payload<Config>(codes, y, exponents, operands.records, place);
     ptx::fence_registers(y);
-    issue_gradient<Config>(y, codes, now.query_transposed, 0);
-    Slopes<Config> slopes;
+    issue_gradient<Config>(y, codes, operands.query_transposed, 0);
     if constexpr (kMore) {
-      slopes = load_slopes<Config>(next.records, place);
       ptx::wait_products<1>();
       ptx::fence_registers(x);
-      exponentiate<Config>(x, next.records, slopes, 0, place.lane);
-      exponentiate<Config>(x, next.records, slopes, 1, place.lane);
+      exponentiate<Config, 0, 2>(x, next.records, place);
     }
+    key_scale(scale, exponents);
     ptx::wait_products<0>();
     ptx::fence_registers(y);
-    promote<0>(sums.key, y, undo_key);
+    promote<0>(sums.key, y, scale);
     if constexpr (Config::kHalves == 2) {
       ptx::fence_registers(y);
-      issue_gradient<Config>(y, codes, now.query_transposed, 1);
-      if constexpr (kMore) exponentiate<Config>(x, next.records, slopes, 2, place.lane);
+      issue_gradient<Config>(y, codes, operands.query_transposed, 1);
+      if constexpr (kMore) exponentiate<Config, 2, 3>(x, next.records, place);
+      key_scale(scale, exponents);
       ptx::wait_products<0>();
       ptx::fence_registers(y);
-      promote<1>(sums.key, y, undo_key);
+      promote<1>(sums.key, y, scale);
     }
     hold_codes(codes);
-    state.stage = next_stage;
-    at.advance(work.blocks);
     if constexpr (kMore) {
       ptx::fence_registers(y);
       issue_scores<Config>(y, values(), next.gradient);
-      if constexpr (Config::kHalves == 1) exponentiate<Config>(x, next.records, slopes, 2, place.lane);
-      exponentiate<Config>(x, next.records, slopes, 3, place.lane);
+      if constexpr (Config::kHalves == 1) exponentiate<Config, 2, 3>(x, next.records, place);
+      exponentiate<Config, 3, 4>(x, next.records, place);
+      finish_codes(x, codes, after.stage(), next.records, work);
       ptx::wait_products<0>();
       ptx::fence_registers(y);
-      finish_scores(x, y, codes, undo, remembered, next.records, work, at);
+      finish_gradient(x, y, after.stage(), next.records);
     }
   }
 
   /// dK and dV leave.
   __device__ __forceinline__ void write(KeyGradients<Config>& sums, const Work& work, GradientFormat format, bool rotated) const {
-    if (rotated) rotate_back<Config::kHeadDim>(sums.key, place.lane);
+    if (rotated) rotate_back<Config::kHeadDim>(sums.key, lane());
 #pragma unroll
     for (int i = 0; i < Config::kHeadDim / 2; ++i) sums.key[i] *= params.softmax_scale;
-    const bool valid[2] = {place.key[0] < work.length, place.key[1] < work.length};
+    const int key = work.first_key + first_row();
+    const bool valid[2] = {key < work.length, key + 8 < work.length};
     const std::int64_t stride = static_cast<std::int64_t>(params.key_heads) * Config::kHeadDim;
-    const std::int64_t at = (static_cast<std::int64_t>(work.token_start) + place.key[0]) * stride + static_cast<std::int64_t>(work.key_head) * Config::kHeadDim;
-    write_rows<Config::kHeadDim>(params.d_key, format, at, 8 * stride, sums.key, valid, place.lane);
-    write_rows<Config::kHeadDim>(params.d_value, format, at, 8 * stride, sums.value, valid, place.lane);
+    const std::int64_t at = (static_cast<std::int64_t>(work.token_start) + key) * stride + static_cast<std::int64_t>(work.key_head) * Config::kHeadDim;
+    write_rows<Config::kHeadDim>(params.d_key, format, at, 8 * stride, sums.key, valid, lane());
+    write_rows<Config::kHeadDim>(params.d_value, format, at, 8 * stride, sums.value, valid, lane());
   }
 };
 
@@ -212,34 +203,28 @@ struct Consumer {
 template <class Config, int kGroup_>
 __device__ __forceinline__ void consume(const BackwardParams& params, Storage<Config>& storage, GradientFormat format, bool rotated, int thread) {
   const int warp = __shfl_sync(kFullWarp, thread / 32, 0), lane = thread % 32;
-  const int row = kGroup_ * Config::kKeysPerConsumer + 16 * warp + lane / 4;
-  Consumer<Config, kGroup_> consumer{params, storage, {}, {params.window_left, params.window_right}, warp};
-  consumer.place.key_records = ptx::shared_address(storage.key_records + row);
+  Consumer<Config, kGroup_> consumer{params, storage, {}};
+  consumer.place.key_records = ptx::shared_address(storage.key_records + kGroup_ * Config::kKeysPerConsumer + row_of(warp, lane, 0));
   consumer.place.exchange = ptx::shared_address(storage.exchange[0]) + store_line(kGroup_, warp, lane, 0);
-  consumer.place.lane = lane;
-  ConsumerState<Config> state;
+  consumer.place.quad = lane % 4 * 16;
   KeyGradients<Config> sums;
+  float x[kScores] = {}, y[kScores] = {};
+  StepCounter<Config> now;
   for (int item = 0;; ++item) {
-    ptx::barrier_wait(&storage.stage_ready[state.stage.slot], state.stage.parity);
-    const Work work = storage.work[item % Config::kWorkSlots];
-    if (work.steps < 0) return;
-    ptx::barrier_wait(&storage.keys_ready, state.keys_parity);
-    state.keys_parity ^= 1;
-    consumer.place.key[0] = work.first_key + row;
-    consumer.place.key[1] = consumer.place.key[0] + 8;
-    const std::uint32_t tile_reach = storage.key_records[min(work.length - work.first_key, kKeyTile) - 1].reach;
+    ptx::barrier_wait(&storage.stage_ready[now.stage()], now.stage_parity());
+    const Work& work = storage.work[item % Config::kWorkSlots];
+    const int steps = work.steps;
+    if (steps < 0) return;
+    ptx::barrier_wait(&storage.keys_ready, item & 1);
 #pragma unroll
     for (int i = 0; i < Config::kHeadDim / 2; ++i) sums.key[i] = sums.value[i] = 0.0f;
-    float x[kScores], y[kScores], undo[2];
     std::uint32_t codes[kCodeWords];
-    int remembered = 0;
-    StepPlace at;
-    consumer.begin(x, y, codes, undo, remembered, state, work);
+    consumer.begin(x, y, codes, now, work);
+    const std::uint32_t last = now.count + steps - 1;
 #pragma unroll 1
-    for (int left = work.steps - 1; left > 0; --left) {
-      consumer.template step<true>(sums, x, y, codes, undo, remembered, state, work, at, tile_reach);
-    }
-    consumer.template step<false>(sums, x, y, codes, undo, remembered, state, work, at, tile_reach);
+    for (; now.count != last; now = now.next()) consumer.template step<true>(sums, x, y, codes, now, work);
+    consumer.template step<false>(sums, x, y, codes, now, work);
+    now = now.next();
     consumer.write(sums, work, format, rotated);
   }
 }

@@ -51,65 +51,71 @@ __device__ __forceinline__ void send_scaled(const float (&y)[kScores], const flo
   }
 }
 
-/// The rare step whose rows need shifts of their own: D' outgrows the tile's V, or the diagonal cuts a tile of several exponents.
-__device__ __forceinline__ void send_shifted(const float (&y)[kScores], const float (&share)[2], std::uint32_t line, std::uint32_t records,
-                                             const KeyRecord* keys, Window window, int step_query, const Work& work, std::uint32_t tile_reach,
-                                             bool full_reach, int lane) {
+/// The rare step whose rows need shifts of their own: D' outgrows the tile's V, or the diagonal cuts a tile of several exponents. The
+/// warpgroup's first 64 threads find them, one row each; `shifts` is the warpgroup's own.
+__device__ __forceinline__ void find_shifts(float* shifts, const std::uint8_t* records, const KeyRecord* keys, Window window, const StepInfo& info,
+                                            int first_key, int length, int group) {
+  const std::uint32_t barrier = 2 + group;  // named barriers 2 and 3; 1 is the dQ warpgroup's
+  const int row = static_cast<int>(threadIdx.x) % 128;
+  ptx::named_barrier_sync(barrier, 128);  // the shifts of a step before have been read
+  if (row < kQueryStep) {
+    const int word = *reinterpret_cast<const int*>(records + row_field_offset(kQueryStep, 0, row, kReach));
+    const std::uint32_t tile_reach = keys[info.last_key].reach;
+    const std::uint32_t reach = (info.flags & kCut) != 0 ? keys[last_key_of_tile(window, info.query + row, first_key, length)].reach : tile_reach;
+    shifts[row / kGroup * kGroup + pi_column(row % kGroup)] =
+        power_of_two(fp16_shift(value_reach(reach), low_half(word), key_reach(reach), key_reach(tile_reach)));
+  }
+  ptx::named_barrier_sync(barrier, 128);
+}
+
+/// dS times a shift per row. `shifts` = shared address of the thread's first four, order pi.
+__device__ __forceinline__ void send_shifted(const float (&y)[kScores], const float (&share)[2], std::uint32_t line, std::uint32_t shifts) {
 #pragma unroll
   for (int u = 0; u < 4; ++u) {
-    float shift[4];
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      const int in_group = 2 * (lane % 4) + q % 2 + 8 * (q / 2);
-      const int row_reach = low_half(ptx::load_shared_int(records + u * kRowGroupBytes + kReach * kFieldBytes + lane % 4 * 16 + 4 * q));
-      std::uint32_t reach = tile_reach;
-      if (!full_reach) {
-        const int last = min(window.last_key(step_query + 16 * u + in_group, work.length), work.length - 1) - work.first_key;
-        reach = keys[clamp(last, 0, kKeyTile - 1)].reach;
-      }
-      shift[q] = power_of_two(fp16_shift(value_reach(reach), row_reach, key_reach(reach), key_reach(tile_reach)));
-    }
+    const float4 shift = ptx::load_shared_float4(shifts + u * kFieldBytes);
     const int i = 8 * u;
     ptx::store_matrices_transposed(
-        line + u * exchange_offset(16, 0), ptx::pack_f16x2(y[i] * (share[0] * shift[0]), y[i + 1] * (share[0] * shift[1])),
-        ptx::pack_f16x2(y[i + 2] * (share[1] * shift[0]), y[i + 3] * (share[1] * shift[1])),
-        ptx::pack_f16x2(y[i + 4] * (share[0] * shift[2]), y[i + 5] * (share[0] * shift[3])),
-        ptx::pack_f16x2(y[i + 6] * (share[1] * shift[2]), y[i + 7] * (share[1] * shift[3])));
+        line + u * exchange_offset(16, 0), ptx::pack_f16x2(y[i] * (share[0] * shift.x), y[i + 1] * (share[0] * shift.y)),
+        ptx::pack_f16x2(y[i + 2] * (share[1] * shift.x), y[i + 3] * (share[1] * shift.y)),
+        ptx::pack_f16x2(y[i + 4] * (share[0] * shift.z), y[i + 5] * (share[0] * shift.w)),
+        ptx::pack_f16x2(y[i + 6] * (share[1] * shift.z), y[i + 7] * (share[1] * shift.w)));
   }
 }
 
 /// Sends the step's dS into a slot of the exchange.
 template <class Config>
-__device__ __forceinline__ void send_gradient_of_scores(const float (&y)[kScores], std::uint32_t line, std::uint32_t records, const Place& place,
-                                                        const KeyRecord* keys, Window window, int step_query, const Work& work,
-                                                        std::uint32_t tile_reach, bool full_reach) {
+__device__ __forceinline__ void send_gradient_of_scores(const float (&y)[kScores], std::uint32_t line, std::uint32_t stage_slot, const Place& place,
+                                                        Storage<Config>& storage, const Work& work, Window window, int group) {
+  const Stage<Config>& stage = storage.stage[stage_slot];
   const float share[2] = {ptx::load_shared_float(place.key_records + 8), ptx::load_shared_float(place.key_records + kNextKey + 8)};
-  const int step_reach = high_half(ptx::load_shared_int(records + kReach * kFieldBytes));
-  if ((full_reach || (tile_reach & kUniform) != 0) && step_reach <= value_reach(tile_reach)) {
+  const int step_reach = high_half(*reinterpret_cast<const int*>(stage.records + kReach * kFieldBytes));
+  const std::uint32_t tile_reach = storage.key_records[stage.info.last_key].reach;
+  if (((stage.info.flags & kCut) == 0 || (tile_reach & kUniform) != 0) && step_reach <= value_reach(tile_reach)) [[likely]] {
     const float shift = power_of_two(fp16_shift(value_reach(tile_reach), step_reach, 0, 0));
     const float scale[2] = {share[0] * shift, share[1] * shift};
     send_scaled(y, scale, line);
   } else {
-    send_shifted(y, share, line, records, keys, window, step_query, work, tile_reach, full_reach, place.lane);
+    find_shifts(storage.shifts[group], stage.records, storage.key_records, window, stage.info, work.first_key, work.length, group);
+    send_shifted(y, share, line, ptx::shared_address(storage.shifts[group]) + place.quad);
   }
 }
 
 /// Weights that turn Y into the units of dK's payload: 2^(eG + eQ + 10) of queries 16 u ...; `kept` carries a token-block's over two u.
 template <class Config>
-__device__ __forceinline__ float4 weights(std::uint32_t records, int u, int lane, float& kept) {
-  if constexpr (Config::kScaleGroup == ScaleGroup::token) return query_field(records, kWeight, u, lane);
+__device__ __forceinline__ float4 weights(std::uint32_t records, int u, const Place& place, float& kept) {
+  if constexpr (Config::kScaleGroup == ScaleGroup::token) return query_field(records, kWeight, u, place);
   if (u % 2 == 0) kept = block_field(records, kWeight, u / 2);
   return {kept, kept, kept, kept};
 }
 
-/// Exponents of dK's payload: one a key, from its greatest dS 2^(eG + eQ) over the step's queries. A key lies in the four lanes of a quad.
+/// Exponents of dK's payload, packed: one a key, from its greatest dS 2^(eG + eQ) over the step's queries. A key lies in the four lanes of a quad.
 template <class Config>
-__device__ __forceinline__ void key_exponents(int (&exponent)[2], const float (&y)[kScores], std::uint32_t records, int lane) {
+__device__ __forceinline__ int key_exponents(const float (&y)[kScores], std::uint32_t records, const Place& place) {
   std::uint32_t greatest[2] = {0, 0};
   float kept = 0.0f;
 #pragma unroll
   for (int u = 0; u < 4; ++u) {
-    const float4 weight = weights<Config>(records, u, lane, kept);
+    const float4 weight = weights<Config>(records, u, place, kept);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int i = first_of_word(u, half);
@@ -121,20 +127,20 @@ __device__ __forceinline__ void key_exponents(int (&exponent)[2], const float (&
   for (int half = 0; half < 2; ++half) {
     greatest[half] = max(greatest[half], __shfl_xor_sync(kFullWarp, greatest[half], 1));
     greatest[half] = max(greatest[half], __shfl_xor_sync(kFullWarp, greatest[half], 2));
-    exponent[half] = payload_exponent(greatest[half]);
   }
+  return pack_halves(payload_exponent(greatest[0]), payload_exponent(greatest[1]));
 }
 
 /// dK's payload. Elements of an all but vanished key may meet a factor beyond FP32's range: it stays finite, so that 0 stays 0.
 template <class Config>
-__device__ __forceinline__ void round_key_payload(std::uint32_t (&codes)[kCodeWords], const float (&y)[kScores], const int (&exponent)[2],
-                                                  std::uint32_t records, int lane) {
+__device__ __forceinline__ void round_key_payload(std::uint32_t (&codes)[kCodeWords], const float (&y)[kScores], int exponents,
+                                                  std::uint32_t records, const Place& place) {
   constexpr float greatest = 0x1p127f;
-  const float inverse[2] = {power_of_two(-exponent[0]), power_of_two(-exponent[1])};
+  const float inverse[2] = {power_of_two(-low_half(exponents)), power_of_two(-high_half(exponents))};
   float factor[2] = {0.0f, 0.0f}, kept = 0.0f;
 #pragma unroll
   for (int u = 0; u < 4; ++u) {
-    const float4 weight = weights<Config>(records, u, lane, kept);
+    const float4 weight = weights<Config>(records, u, place, kept);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int i = first_of_word(u, half);

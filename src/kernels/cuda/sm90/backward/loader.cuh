@@ -83,6 +83,10 @@ struct Loader {
     const int block = work.first_step + cursor.step % work.blocks;
     const std::int64_t row = head * params.slots + work.slot_start + static_cast<std::int64_t>(block) * kQueryStep;
     const std::int64_t at = row * Config::kHeadDim;
+    const Window window{params.window_left, params.window_right};
+    stage.info = {block * kQueryStep,
+                  step_flags(window, block * kQueryStep, work.first_key, work.length) | (cursor.step + 1 == work.steps ? kLastStep : 0), head,
+                  min(work.length - work.first_key, kKeyTile) - 1};
     ptx::barrier_arrive_expect(ready, 4 * Config::kStepBytes + kStepRecordBytes);
     ptx::bulk_copy(stage.records, static_cast<const std::uint8_t*>(params.row_records) + row / kGroup * kRowGroupBytes, kStepRecordBytes, ready);
     ptx::bulk_copy(stage.query, params.query_rows + at, Config::kStepBytes, ready);

@@ -6,28 +6,26 @@
 
 namespace flamia::sm90::backward {
 
-/// Queries of the step that see a thread's two keys, relative to the thread's first query (2 c).
-struct VisibleQueries {
-  int first[2], end[2];
-};
+/// Which of a thread's 16 queries of a step see its two keys. Bit k of half h, 16 h + k, stands for its k-th query, 8 (k / 2) + 2 c + k % 2.
+using Visible = std::uint32_t;
 
-__device__ __forceinline__ VisibleQueries visible_queries(Window window, const int (&key)[2], int step_query, int length, int lane) {
-  VisibleQueries visible;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const QueryRange range = queries_of_key(window, key[half], length);
-    visible.first[half] = range.first - step_query - 2 * (lane % 4);
-    visible.end[half] = range.end - step_query - 2 * (lane % 4);
-  }
-  return visible;
+/// How many of the thread's queries, counted from its first (2 c), come before offset `end`.
+FLAMIA_LAYOUT_FN int queries_before(int end) {
+  if (end <= 0) return 0;
+  return end >= kQueryStep ? 16 : end / 8 * 2 + (end % 8 < 2 ? end % 8 : 2);
+}
+FLAMIA_LAYOUT_FN std::uint32_t visible_bits(int first, int end) {
+  const int from = queries_before(first), to = queries_before(end);
+  return to <= from ? 0u : (1u << to) - (1u << from);
 }
 
-__device__ __forceinline__ void clear_invisible(float (&x)[kScores], const VisibleQueries& visible) {
-#pragma unroll
-  for (int i = 0; i < kScores; ++i) {
-    const int query = 8 * (i / 4) + i % 2, half = i / 2 % 2;
-    if (query < visible.first[half] || query >= visible.end[half]) x[i] = 0.0f;
-  }
+__device__ __forceinline__ Visible visible_queries(Window window, int key, int step_query, int length, int lane) {
+  const int origin = step_query + 2 * (lane % 4);
+  const QueryRange first = queries_of_key(window, key, length), second = queries_of_key(window, key + 8, length);
+  return visible_bits(first.first - origin, first.end - origin) | visible_bits(second.first - origin, second.end - origin) << 16;
 }
+
+/// Whether the pair of accumulator register i is visible.
+FLAMIA_LAYOUT_FN bool sees(Visible visible, int i) { return (visible >> (16 * (i / 2 % 2) + i / 4 * 2 + i % 2) & 1) != 0; }
 
 }  // namespace flamia::sm90::backward

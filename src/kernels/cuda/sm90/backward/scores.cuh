@@ -5,7 +5,7 @@
 
 #include "../../ptx/convert.cuh"
 #include "../../ptx/matrix.cuh"
-#include "../../ptx/wgmma_m64n64.cuh"
+#include "../../ptx/wgmma_backward.cuh"
 #include "masks.cuh"
 #include "power.cuh"
 #include "storage.hpp"
@@ -32,103 +32,84 @@ __device__ __forceinline__ void issue_scores(float (&x)[kScores], std::uint32_t 
   ptx::commit_products();
 }
 
-/// What a thread knows of its place: its two keys, and where its lane reads the records.
+/// What a thread keeps of its place, as shared addresses. The rest (lane, keys) is cheaper to find again than to hold.
 struct Place {
-  std::uint32_t key_records;  // shared address of the record of key g; key g + 8 is 8 records on
-  std::uint32_t exchange;     // shared address of the line it stores dS to, slot 0
-  int key[2];                 // positions
-  int lane;
+  std::uint32_t key_records;  // the record of key g; key g + 8 is 8 records on
+  std::uint32_t exchange;     // the line it stores dS to, slot 0
+  std::uint32_t quad;         // 16 bytes times the lane's place in its quad: where its queries lie in a record's field
 };
 inline constexpr int kNextKey = 8 * static_cast<int>(sizeof(KeyRecord));
 
 /// One field of a step's records for the 16 queries 16 u ... of the step, as the thread holds them: 2c, 2c + 1, 2c + 8, 2c + 9.
-__device__ __forceinline__ float4 query_field(std::uint32_t records, int field, int u, int lane) {
-  return ptx::load_shared_float4(records + u * kRowGroupBytes + field * kFieldBytes + lane % 4 * 16);
+__device__ __forceinline__ float4 query_field(std::uint32_t records, int field, int u, const Place& place) {
+  return ptx::load_shared_float4(records + place.quad + u * kRowGroupBytes + field * kFieldBytes);
 }
 /// The field's first word of a token-block (32 queries), for recipes in which a block shares it.
 __device__ __forceinline__ float block_field(std::uint32_t records, int field, int block) {
   return ptx::load_shared_float(records + block * 2 * kRowGroupBytes + field * kFieldBytes);
 }
 
-/// Factors of P's argument per token-block and key: rho 2^eK.
-template <class Config>
-struct Slopes {
-  float of[2][2];  // [token-block][half]; token recipes: [0][half] = 2^eK alone
-};
-template <class Config>
-__device__ __forceinline__ Slopes<Config> load_slopes(std::uint32_t records, const Place& place) {
-  Slopes<Config> slopes;
-  const float key[2] = {ptx::load_shared_float(place.key_records), ptx::load_shared_float(place.key_records + kNextKey)};
-#pragma unroll
-  for (int block = 0; block < 2; ++block) {
-    const float rho = Config::kScaleGroup == ScaleGroup::block ? block_field(records, kRho, block) : 1.0f;
-    slopes.of[block][0] = rho * key[0];
-    slopes.of[block][1] = rho * key[1];
+/// X = P 2^8, in place, of queries 16 kFirst ... 16 kLast - 1 of the step: inside one token-block.
+template <class Config, int kFirst, int kLast>
+__device__ __forceinline__ void exponentiate(float (&x)[kScores], std::uint32_t records, const Place& place) {
+  static_assert(kFirst / 2 == (kLast - 1) / 2);
+  float slope[2] = {ptx::load_shared_float(place.key_records), ptx::load_shared_float(place.key_records + kNextKey)};  // 2^eK
+  if constexpr (Config::kScaleGroup == ScaleGroup::block) {
+    const float rho = block_field(records, kRho, kFirst / 2);
+    slope[0] *= rho;
+    slope[1] *= rho;
   }
-  return slopes;
-}
-
-/// X = P 2^8 of 16 queries, in place.
-template <class Config>
-__device__ __forceinline__ void exponentiate(float (&x)[kScores], std::uint32_t records, const Slopes<Config>& slopes, int u, int lane) {
-  const float4 bias = query_field(records, kBias, u, lane);
-  float4 rho = {1.0f, 1.0f, 1.0f, 1.0f};
-  if constexpr (Config::kScaleGroup == ScaleGroup::token) rho = query_field(records, kRho, u, lane);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int i = first_of_word(u, half);
-    const float slope = slopes.of[Config::kScaleGroup == ScaleGroup::block ? u / 2 : 0][half];
-    x[i] = ptx::exp2_approximate(__fmaf_rn(x[i], slope * rho.x, bias.x));
-    x[i + 1] = ptx::exp2_approximate(__fmaf_rn(x[i + 1], slope * rho.y, bias.y));
-    x[i + 4] = ptx::exp2_approximate(__fmaf_rn(x[i + 4], slope * rho.z, bias.z));
-    x[i + 5] = ptx::exp2_approximate(__fmaf_rn(x[i + 5], slope * rho.w, bias.w));
+  for (int u = kFirst; u < kLast; ++u) {
+    const float4 bias = query_field(records, kBias, u, place);
+    float4 rho = {1.0f, 1.0f, 1.0f, 1.0f};
+    if constexpr (Config::kScaleGroup == ScaleGroup::token) rho = query_field(records, kRho, u, place);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = first_of_word(u, half);
+      x[i] = ptx::exp2_approximate(__fmaf_rn(x[i], slope[half] * rho.x, bias.x));
+      x[i + 1] = ptx::exp2_approximate(__fmaf_rn(x[i + 1], slope[half] * rho.y, bias.y));
+      x[i + 4] = ptx::exp2_approximate(__fmaf_rn(x[i + 4], slope[half] * rho.z, bias.z));
+      x[i + 5] = ptx::exp2_approximate(__fmaf_rn(x[i + 5], slope[half] * rho.w, bias.w));
+    }
   }
 }
 
-/// How dO's exponent is folded into P for dV: factors of the step's queries, relative to R of the 128-query tile, raised to the greatest
-/// exponent of the queries that key j may know (numerics: section 8). `undo` takes the fold and 2^8 out again.
-struct Fold {
-  float raise[2];
-  float undo[2];
-};
-__device__ __forceinline__ Fold uncut_fold(std::uint32_t records) {
+// dO's exponent is folded into P for dV: a record's factor is relative to R of the 128-query tile (the greatest exponent in it). Where the
+// right edge of the mask cuts the step, a key may know only the queries from its first one on (numerics: section 8): its factors are raised
+// to R over those. R of a thread's two keys is left in shared memory for the promotion.
+
+__device__ __forceinline__ int uncut_references(std::uint32_t records) {
   const int of_tile = high_half(ptx::load_shared_int(records + kFoldMax * kFieldBytes));
-  const float undo = power_of_two(clamp(of_tile - kCodeShift, -126, 127));
-  return {{1.0f, 1.0f}, {undo, undo}};
+  return pack_halves(of_tile, of_tile);
 }
-/// Where the right edge of the mask cuts the step: R over the tile's queries that are not before key j's first. `remembered` carries R of a
-/// key whose first query lies in the first half of the tile over to the second half.
-__device__ __forceinline__ Fold cut_fold(std::uint32_t records, const VisibleQueries& visible, bool second_half, int& remembered, int lane) {
-  Fold fold;
+
+/// `before` are the references of the step before: R of a key whose first query lies in the first half of the tile holds in both halves.
+__device__ __forceinline__ int cut_references(float (&raise)[2], std::uint32_t records, Window window, int first_key,
+                                              int step_query, int before) {
   int references[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int first = visible.first[half] + 2 * (lane % 4);  // query of the step; negative: an earlier one
+    const int first = (window.right < 0 ? 0 : max(first_key + 8 * half - window.right, 0)) - step_query;  // query of the step; negative: an earlier one
     const int from = clamp(first, 0, kQueryStep - 1);
     const int word = ptx::load_shared_int(records + from / kGroup * kRowGroupBytes + kFoldMax * kFieldBytes + pi_column(from % kGroup) * 4);
     const int of_tile = high_half(word);
-    const bool in_first_half = second_half && first < 0 && first >= -kQueryStep;
-    int reference = first >= 0 ? low_half(word) : of_tile;
-    if (in_first_half) reference = half == 0 ? low_half(remembered) : high_half(remembered);
-    references[half] = reference;
-    fold.raise[half] = power_of_two(clamp(of_tile - reference, 0, 127));
-    fold.undo[half] = power_of_two(clamp(reference - kCodeShift, -126, 127));
+    references[half] = first >= 0 ? low_half(word) : of_tile;
+    if (step_query % kKeyTile != 0 && first < 0 && first >= -kQueryStep) references[half] = half == 0 ? low_half(before) : high_half(before);
+    raise[half] = power_of_two(clamp(of_tile - references[half], 0, 127));
   }
-  remembered = pack_halves(references[0], references[1]);
-  return fold;
+  return pack_halves(references[0], references[1]);
 }
 
-/// Codes of P with dO's fold, and Y = dS in place of dP. X keeps P.
-template <class Config, bool kRaise>
-__device__ __forceinline__ void make_gradient_of_scores(std::uint32_t (&codes)[kCodeWords], const float (&x)[kScores], float (&y)[kScores],
-                                                        std::uint32_t records, const Place& place, const Fold& fold) {
-  const float value[2] = {ptx::load_shared_float(place.key_records + 4), ptx::load_shared_float(place.key_records + kNextKey + 4)};
+/// Codes of P with dO's fold. Masked: invisible pairs become 0 by selection, after all arithmetic.
+template <class Config, bool kMasked_>
+__device__ __forceinline__ void make_codes(std::uint32_t (&codes)[kCodeWords], const float (&x)[kScores], std::uint32_t records, const Place& place,
+                                           const float (&raise)[2], Visible visible) {
   float4 share;
 #pragma unroll
   for (int u = 0; u < 4; ++u) {
-    const float4 offset = query_field(records, kOffset, u, place.lane);
     if constexpr (Config::kScaleGroup == ScaleGroup::token) {
-      share = query_field(records, kFold, u, place.lane);
+      share = query_field(records, kFold, u, place);
     } else if (u % 2 == 0) {
       share.x = share.y = share.z = share.w = block_field(records, kFold, u / 2);
     }
@@ -136,29 +117,42 @@ __device__ __forceinline__ void make_gradient_of_scores(std::uint32_t (&codes)[k
     for (int half = 0; half < 2; ++half) {
       const int i = first_of_word(u, half);
       float4 f = share;
-      if constexpr (kRaise) {
-        const float raise = fold.raise[half];
-        f = {f.x * raise, f.y * raise, f.z * raise, f.w * raise};
-      }
-      codes[2 * u + half] = ptx::pack_e4m3x4(x[i] * f.x, x[i + 1] * f.y, x[i + 4] * f.z, x[i + 5] * f.w);
-      y[i] = x[i] * __fmaf_rn(y[i], value[half], -offset.x);
-      y[i + 1] = x[i + 1] * __fmaf_rn(y[i + 1], value[half], -offset.y);
-      y[i + 4] = x[i + 4] * __fmaf_rn(y[i + 4], value[half], -offset.z);
-      y[i + 5] = x[i + 5] * __fmaf_rn(y[i + 5], value[half], -offset.w);
+      if constexpr (kMasked_) f = {f.x * raise[half], f.y * raise[half], f.z * raise[half], f.w * raise[half]};
+      const auto keep = [&](int at, float value) { return !kMasked_ || sees(visible, at) ? value : 0.0f; };
+      codes[2 * u + half] = ptx::pack_e4m3x4(keep(i, x[i] * f.x), keep(i + 1, x[i + 1] * f.y), keep(i + 4, x[i + 4] * f.z), keep(i + 5, x[i + 5] * f.w));
+    }
+  }
+}
+
+/// Y = dS in place of dP.
+template <class Config, bool kMasked_>
+__device__ __forceinline__ void make_gradient_of_scores(const float (&x)[kScores], float (&y)[kScores], std::uint32_t records, const Place& place,
+                                                        Visible visible) {
+  const float value[2] = {ptx::load_shared_float(place.key_records + 4), ptx::load_shared_float(place.key_records + kNextKey + 4)};
+#pragma unroll
+  for (int u = 0; u < 4; ++u) {
+    const float4 offset = query_field(records, kOffset, u, place);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = first_of_word(u, half);
+      const auto keep = [&](int at, float ds) { return !kMasked_ || sees(visible, at) ? ds : 0.0f; };
+      y[i] = keep(i, x[i] * __fmaf_rn(y[i], value[half], -offset.x));
+      y[i + 1] = keep(i + 1, x[i + 1] * __fmaf_rn(y[i + 1], value[half], -offset.y));
+      y[i + 4] = keep(i + 4, x[i + 4] * __fmaf_rn(y[i + 4], value[half], -offset.z));
+      y[i + 5] = keep(i + 5, x[i + 5] * __fmaf_rn(y[i + 5], value[half], -offset.w));
     }
   }
 }
 
 /// Test mode: the unfolded codes of a step's visible pairs.
 template <class Config>
-__device__ __forceinline__ void record_codes(const BackwardParams& params, const float (&x)[kScores], const VisibleQueries& visible, const Place& place,
-                                             std::int64_t first_row) {
+__device__ __forceinline__ void record_codes(const BackwardParams& params, const float (&x)[kScores], Visible visible, int first_key,
+                                             std::int64_t first_row, int lane) {
 #pragma unroll
   for (int i = 0; i < kScores; ++i) {
-    const int query = 8 * (i / 4) + i % 2, half = i / 2 % 2;
-    if (query >= visible.first[half] && query < visible.end[half]) {
-      const std::int64_t row = first_row + query + 2 * (place.lane % 4);
-      params.recorded_codes[row * params.record_keys + place.key[half]] = static_cast<std::uint8_t>(ptx::pack_e4m3x2(x[i], 0.0f) & 255);
+    if (sees(visible, i)) {
+      const std::int64_t row = first_row + column_of(lane, i);
+      params.recorded_codes[row * params.record_keys + first_key + 8 * (i / 2 % 2)] = static_cast<std::uint8_t>(ptx::pack_e4m3x2(x[i], 0.0f) & 255);
     }
   }
 }

@@ -16,6 +16,14 @@ struct alignas(16) Work {
   std::int32_t steps;       // blocks * query heads of the group
 };
 
+/// What the loader says about a step, beside its operands.
+struct alignas(16) StepInfo {
+  std::int32_t query;     // position of its first query
+  std::int32_t flags;     // StepFlags
+  std::int32_t head;      // query head
+  std::int32_t last_key;  // index in the tile of the item's last key
+};
+
 /// What a step streams: Q and dO' of 64 queries, both ways, and their records.
 template <class Config>
 struct Stage {
@@ -24,6 +32,8 @@ struct Stage {
   std::uint8_t query_transposed[Config::kStepBytes];
   std::uint8_t gradient_transposed[Config::kStepBytes];
   std::uint8_t records[kStepRecordBytes];
+  StepInfo info;
+  std::uint8_t unused[128 - sizeof(StepInfo)];  // stages stay multiples of 128 bytes
 };
 
 /// How far the copies have come; one thread's property.
@@ -48,6 +58,9 @@ struct Storage {
   alignas(128) std::uint8_t exchange[Config::kExchangeSlots][Config::kExchangeBytes];
   alignas(128) KeyRecord key_records[kKeyTile];
   Work work[Config::kWorkSlots];
+  std::int32_t references[128 * Config::kConsumers];     // each consumer thread's R of its two keys (int16 each), step by step
+  std::uint32_t visible[128 * Config::kConsumers];       // each consumer thread's visible pairs of a masked step
+  alignas(16) float shifts[Config::kConsumers][kQueryStep];  // factors of a step's rows where they differ, per consumer warpgroup
   CopyCursor cursor;
 
   std::uint64_t keys_ready;                              // copy engine -> all: K, V, Kt and their records of an item
@@ -56,18 +69,17 @@ struct Storage {
   std::uint64_t exchange_free[Config::kExchangeSlots];   // dQ -> consumers: dS is read
 };
 
-/// Position in a ring of `kSlots` buffers and the parity of its current round.
-template <int kSlots>
-struct Ring {
-  std::uint32_t slot = 0;
-  std::uint32_t parity = 0;
+/// Steps counted since the block's first: where a step's stage and exchange slot lie in their rings, and the parity of that round.
+template <class Config>
+struct StepCounter {
+  std::uint32_t count = 0;
 
-  __device__ __forceinline__ void advance() {
-    if (++slot == kSlots) {
-      slot = 0;
-      parity ^= 1;
-    }
-  }
+  __device__ __forceinline__ std::uint32_t stage() const { return count % Config::kStages; }
+  __device__ __forceinline__ std::uint32_t stage_parity() const { return count / Config::kStages & 1; }
+  __device__ __forceinline__ std::uint32_t exchange() const { return count % Config::kExchangeSlots; }
+  __device__ __forceinline__ std::uint32_t exchange_parity() const { return count / Config::kExchangeSlots & 1; }
+  __device__ __forceinline__ StepCounter next() const { return {count + 1}; }
+  __device__ __forceinline__ StepCounter before() const { return {count - 1}; }
 };
 
 template <class Config>

@@ -26,15 +26,26 @@ FLAMIA_LAYOUT_FN StepRange step_range(Window window, int first_key, int length) 
 }
 
 /// What a step of 64 queries and a tile of 128 keys have in common.
-struct StepShape {
-  bool masked;       // some pair is not visible (or beyond the document)
-  bool full_reach;   // no query is cut at its right edge: every query's last key lies in or after the tile's end
+enum StepFlags : int {
+  kMasked = 1,      // some pair is not visible (or beyond the document)
+  kCut = 2,         // some query's last key lies before the tile's end: what it may know of the tile differs from row to row
+
+  kLastStep = 4,    // of the item
 };
-FLAMIA_LAYOUT_FN StepShape step_shape(Window window, int first_query, int first_key, int length) {
+FLAMIA_LAYOUT_FN int step_flags(Window window, int first_query, int first_key, int length) {
   const int last_query = first_query + kQueryStep - 1, last_key = first_key + kKeyTile - 1;
   const bool right_free = window.right < 0 || last_key - first_query <= window.right;
   const bool left_free = window.left < 0 || last_query - first_key <= window.left;
-  return {!(right_free && left_free && last_query < length && last_key < length), right_free};
+  const bool masked = !(right_free && left_free && last_query < length && last_key < length);
+  return (masked ? kMasked : 0) | (right_free ? 0 : kCut);
+}
+
+/// Index in the tile of the last key that the query sees, held inside the tile's keys (a query that sees none of them gets its first).
+FLAMIA_LAYOUT_FN int last_key_of_tile(Window window, int query, int first_key, int length) {
+  constexpr int kFar = 1 << 30;
+  const int reach = query + (window.right < 0 || window.right > kFar ? kFar : window.right);  // positions stay below 2^30
+  const int last = (reach < length - 1 ? reach : length - 1) - first_key;
+  return last < 0 ? 0 : last < kKeyTile ? last : kKeyTile - 1;
 }
 
 /// Queries (as positions) that see key j: first ... end - 1.

@@ -15,6 +15,8 @@ struct Dimensions {
   int shared_bytes;
 };
 
+inline constexpr int kWarpsPerConsumer = 4;
+
 template <int kHeadDim_, ScaleGroup kScaleGroup_, RowReference kReference_, bool kRecordCodes_>
 struct Config {
   static_assert(kHeadDim_ == 64 || kHeadDim_ == 128);

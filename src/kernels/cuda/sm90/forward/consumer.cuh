@@ -10,7 +10,7 @@
 #include "row_reference_phase32.cuh"
 #include "row_reference_tilesum.cuh"
 #include "storage.hpp"
-#include "tile.cuh"
+#include "tile_output.cuh"
 #include "work.hpp"
 
 namespace flamia::sm90::forward {
@@ -29,19 +29,20 @@ struct Consumer {
   Ring<Config::kQueryBuffers> query;
   Ring<Config::kStages> stage;
 
-  __device__ __forceinline__ bool elected() const { return thread == 0; }
+  /// One lane of every warp hands buffers back: a warp's own reads, of operands and of exponents, come before its own arrival.
+  __device__ __forceinline__ bool elected() const { return lane == 0; }
 };
 
-/// Hands a stage back unread: only other warpgroups need it. One warp waits for it, so that nobody frees a stage that is not yet full;
-/// the warpgroup must meet again before another round of the ring (the next product does that, or leave_together).
+/// Hands a stage back unread: only other warpgroups need it. One warp waits for it, so that nobody frees a stage that is not yet full, and
+/// arrives for all; the warpgroup must meet again before another round of the ring (the next product does that, or leave_together).
 template <class Config>
 __device__ __forceinline__ void skip_tile(Storage<Config>& storage, Consumer<Config>& self) {
   if (self.warp == 0) {
     ptx::barrier_wait(&storage.key_ready[self.stage.slot], self.stage.parity);
     ptx::barrier_wait(&storage.value_ready[self.stage.slot], self.stage.parity);
     if (self.elected()) {
-      ptx::barrier_arrive(&storage.key_free[self.stage.slot]);
-      ptx::barrier_arrive(&storage.value_free[self.stage.slot]);
+      ptx::barrier_arrive_many(&storage.key_free[self.stage.slot], kWarpsPerConsumer);
+      ptx::barrier_arrive_many(&storage.value_free[self.stage.slot], kWarpsPerConsumer);
     }
     __syncwarp();
   }
@@ -53,13 +54,11 @@ __device__ __forceinline__ void leave_together(const Consumer<Config>& self) {
   ptx::named_barrier_sync(kFirstConsumerBarrier + self.index, 128);
 }
 
-/// A row's state before its first tile.
+/// A row's state before its first tile. The queries have landed.
 template <class Config>
-__device__ __forceinline__ void begin_rows(RowState<Config>& state, Storage<Config>& storage, const ForwardParams& params, const Work& work,
-                                           const Item& item, int thread) {
-  const std::int64_t slot = work.head * params.slots + work.slot_start + item.position(0);
-  storage.row_scale[thread] = {query_scale(params.softmax_scale, __ldg(params.query_exponents + slot)),
-                               query_scale(params.softmax_scale, __ldg(params.query_exponents + slot + 8))};
+__device__ __forceinline__ void begin_rows(RowState<Config>& state, Storage<Config>& storage, const Consumer<Config>& self) {
+  const float* const scale = storage.query_scale[self.query.slot] + Config::kRowsPerConsumer * self.index + 16 * self.warp + self.lane / 4;
+  storage.row_scale[128 * self.index + self.thread] = {scale[0], scale[8]};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     state.sum[half] = 0.0f;
@@ -83,125 +82,128 @@ __device__ __forceinline__ int row_reach(const TileExponents<Config::kScaleEntri
   return tile.reach[Config::kScaleGroup == ScaleGroup::block ? last / kBlock : last];
 }
 
-/// S of one tile, with the row's mask. Key factors of token-blocks stay outside the scores.
+/// What a tile is, known before its scores are.
 template <class Config>
-__device__ __forceinline__ ScoreFactors<Config> masked_scores(float (&scores)[Config::kScores], Storage<Config>& storage,
-                                                              const Consumer<Config>& self, const Item& item, int first_key,
-                                                              int4& header) {
+struct TileKind {
+  ScoreFactors<Config> factors;
+  int value_exponent;
+  bool mixed_values, scaled_values;  // several value exponents; one or several, but not the unit
+};
+
+/// S of one tile with the row's mask. Everything that does not need the scores happens while they are being multiplied.
+template <class Config>
+__device__ __forceinline__ TileKind<Config> masked_scores(float (&scores)[Config::kScores], Storage<Config>& storage,
+                                                          const Consumer<Config>& self, const Item& item, int first_key, int& unit) {
   const std::uint32_t slot = self.stage.slot;
   const TileExponents<Config::kScaleEntries>& exponents = storage.exponents[slot];
   issue_scores<Config>(scores, item.query, ptx::descriptor_low(storage.key[slot], QueryOperand<Config>::kLayout));
-  ptx::barrier_wait(&storage.value_ready[slot], self.stage.parity);
-  header = *reinterpret_cast<const int4*>(&exponents);
-  const float2 row_scale = storage.row_scale[ptx::thread_index() - 128];
+  const int4 header = *reinterpret_cast<const int4*>(&exponents);
+  TileKind<Config> kind;
+  kind.factors = score_factors<Config>(exponents, storage.row_scale[ptx::thread_index() - 128], header);
+  if (unit == kNoUnit) unit = __shfl_sync(kFullWarp, value_unit<Config>(exponents, header), 0);
+  kind.value_exponent = header.w;
+  kind.mixed_values = __any_sync(kFullWarp, header.y != 0);
+  kind.scaled_values = __any_sync(kFullWarp, header.y != 0 || header.w != unit);
+  const bool right_edge = first_key + kKeyTile - 1 > item.window.last_key(item.first_query, item.length);
+  const bool left_edge = first_key < item.window.first_key(item.first_query + Config::kRowsPerConsumer - 1);
+  const bool special = __any_sync(kFullWarp, header.x != 0 || right_edge || left_edge);
+  ptx::barrier_wait(&storage.value_ready[slot], self.stage.parity);  // a wait in the product's shadow: nothing above sinks below it
   ptx::wait_products<0>();
   ptx::fence_registers(scores);
-  const bool mixed_keys = __any_sync(kFullWarp, header.x != 0);
-  const ScoreFactors<Config> factors = score_factors<Config>(scores, exponents, row_scale, __int_as_float(header.z), mixed_keys, self.lane);
-  if (first_key + kKeyTile - 1 > item.window.last_key(item.first_query, item.length)) {
-    mask_after<Config>(scores, item, first_key, self.lane);
+  if (special) {
+    if (header.x != 0) {
+      if constexpr (Config::kScaleGroup == ScaleGroup::block) flag_blocks<Config>(scores, kind.factors, exponents);
+      else apply_key_factors<Config>(scores, exponents, self.lane);
+    }
+    if (right_edge) mask_after<Config>(scores, item, first_key, self.lane);
+    if (left_edge) mask_before<Config>(scores, item, first_key, self.lane);
   }
-  if (first_key < item.window.first_key(item.first_query + Config::kRowsPerConsumer - 1)) {
-    mask_before<Config>(scores, item, first_key, self.lane);
-  }
-  return factors;
+  return kind;
 }
 
 /// Codes of a tile. In a tile of several value exponents also the row sums (otherwise PV's column of ones gives them), and the scales of
 /// the partial O wherever they are not one; both are parked in shared memory.
 template <class Config>
 __device__ __forceinline__ void tile_codes(std::uint32_t (&codes)[kCodeWords], Storage<Config>& storage, std::uint32_t slot,
-                                           const float (&scores)[Config::kScores], const ScoreFactors<Config>& factors,
-                                           const RowState<Config>& state, std::uint32_t value, const Item& item, int first_key,
-                                           bool mixed_values, bool scaled_values, int value_exponent, int unit) {
+                                           const float (&scores)[Config::kScores], const TileKind<Config>& kind,
+                                           const RowState<Config>& state, std::uint32_t value, const Item& item, int first_key, int unit) {
   constexpr float shift = kCodeShift<Config::kReference>;
   const float bias[2] = {shift - state.reference[0], shift - state.reference[1]};
-  if (!scaled_values) {
-    make_codes<Config>(codes, scores, factors, bias);
+  if (!kind.scaled_values) {
+    make_codes<Config>(codes, scores, kind.factors, bias, state, item, first_key);
     return;
   }
   const int thread = ptx::thread_index() - 128;
-  RowPair reach{value_exponent, value_exponent};
-  if (mixed_values) {
+  RowPair reach{kind.value_exponent, kind.value_exponent};
+  if (kind.mixed_values) {
     const TileExponents<Config::kScaleEntries>& exponents = storage.exponents[slot];
     reach = {row_reach<Config>(exponents, item, 0, first_key), row_reach<Config>(exponents, item, 1, first_key)};
     float sums[4];
-    make_folded_codes<Config>(codes, sums, value, scores, factors, bias, exponents, reach, thread % 32);
+    make_folded_codes<Config>(codes, sums, value, scores, kind.factors, bias, state, item, first_key, exponents, reach, thread % 32);
     ptx::wait_products<0>();
     ptx::fence_registers(sums);
     storage.mixed_sums[thread] = {sums[0], sums[2]};
   } else {
-    make_codes<Config>(codes, scores, factors, bias);
+    make_codes<Config>(codes, scores, kind.factors, bias, state, item, first_key);
   }
   storage.value_scale[thread] = {power_of_two(clamp(reach.of(0) - unit, -126, 127)), power_of_two(clamp(reach.of(1) - unit, -126, 127))};
 }
 
-/// Tile-sum reference: what the warp knows when it comes to a tile.
-struct Look {
-  int watched = 0;    // tiles whose maximum is still looked at in advance
-  bool redo = false;  // the tile is done again because some row of the warpgroup was rejected
-  bool close = false; // this warp must look closely
-};
-
-/// Before the codes: moves the references that must move. Returns whether this tile's sums are already proven.
+/// Before the codes: moves the references that must move. `again`: some row of the warpgroup was rejected, the tile is done once more.
+/// `watched` (tile sums): tiles whose maxima are still looked at in advance.
 template <class Config>
-__device__ __forceinline__ bool update_references(RowState<Config>& state, const float (&scores)[Config::kScores],
-                                                  const ScoreFactors<Config>& factors, const Item& item, int first_key, Look& look) {
+__device__ __forceinline__ void update_references(RowState<Config>& state, const float (&scores)[Config::kScores],
+                                                  const ScoreFactors<Config>& factors, const Item& item, int first_key, bool again,
+                                                  int& watched) {
   if constexpr (Config::kReference == RowReference::phase32) {
     raise_reference<Config>(state, scores, factors);
-    return true;
   } else {
-    bool close = look.close || __any_sync(kFullWarp, state.reference[0] == kNoReference || state.reference[1] == kNoReference);
-    if (!close && look.watched > 0) {
-      --look.watched;
-      close = saturates<Config>(state, scores, factors);
-      if (close) look.watched = kWatchedTiles;
-    }
-    if (close) settle_references<Config>(state, scores, factors, item, first_key);
-    return close;
+    const bool fresh = __any_sync(kFullWarp, state.reference[0] == kNoReference || state.reference[1] == kNoReference);
+    if (!again && !fresh && watched <= 0) return;
+    float maximum[2];
+    row_maxima<Config>(maximum, scores, factors);
+    --watched;
+    if (!again && !fresh && !nearly_rejected<Config>(state, maximum)) return;
+    if (settle_references<Config>(state, scores, factors, item, first_key, maximum)) watched = kWatchedTiles;
   }
 }
 
 /// One key tile: S, softmax with the row reference, PV, promotion. With the tile-sum reference a rejected tile is done once more.
 template <class Config>
 __device__ __forceinline__ void attend_tile(Storage<Config>& storage, Consumer<Config>& self, RowState<Config>& state, const Item& item,
-                                            int tile, int& unit, Look& look) {
+                                            int tile, int& unit, int& watched) {
   const std::uint32_t slot = self.stage.slot;
   const int first_key = tile * kKeyTile;
-  const TileExponents<Config::kScaleEntries>& exponents = storage.exponents[slot];
   const std::uint32_t value = ptx::descriptor_low(storage.value[slot], ValueOperand<Config>::kLayout);
   constexpr bool may_redo = Config::kReference == RowReference::tilesum;
 
   ptx::barrier_wait(&storage.key_ready[slot], self.stage.parity);
   float partial[Config::kPartials];
-  bool mixed_values, scaled_values;
+  bool scaled_values;
 #pragma unroll 1
-  for (look.redo = look.close = false;;) {
+  for (int attempt = 0;; ++attempt) {
     float scores[Config::kScores];
-    int4 header;
-    const ScoreFactors<Config> factors = masked_scores<Config>(scores, storage, self, item, first_key, header);
+    const TileKind<Config> kind = masked_scores<Config>(scores, storage, self, item, first_key, unit);
+    scaled_values = kind.scaled_values;
     if (!may_redo && self.elected()) ptx::barrier_arrive(&storage.key_free[slot]);
-    if (unit == kNoUnit) unit = __shfl_sync(kFullWarp, value_unit<Config>(exponents, header), 0);
-    mixed_values = __any_sync(kFullWarp, header.y != 0);
-    scaled_values = __any_sync(kFullWarp, header.y != 0 || header.w != unit);
-    const bool proven = update_references<Config>(state, scores, factors, item, first_key, look);
+    update_references<Config>(state, scores, kind.factors, item, first_key, attempt > 0, watched);
 
     std::uint32_t codes[kCodeWords];
-    tile_codes<Config>(codes, storage, slot, scores, factors, state, value, item, first_key, mixed_values, scaled_values, header.w, unit);
+    tile_codes<Config>(codes, storage, slot, scores, kind, state, value, item, first_key, unit);
     issue_output<Config>(partial, codes, value);
     ptx::wait_products<0>();
     ptx::fence_registers(partial);
-    if (mixed_values) {
+    if (kind.mixed_values) {
       const float2 sums = storage.mixed_sums[ptx::thread_index() - 128];
       partial[Config::kOutputs] = sums.x;
       partial[Config::kOutputs + 2] = sums.y;
     }
-    if (!may_redo || look.redo) break;
-    look.close = !proven && __any_sync(kFullWarp, fmaxf(partial[Config::kOutputs], partial[Config::kOutputs + 2]) >= kSuspectSum);
-    look.redo = __any_sync(kFullWarp, ptx::named_barrier_any(kFirstConsumerBarrier + self.index, 128, look.close));
-    if (!look.redo) break;
-    look.watched = kWatchedTiles;
+    if (!may_redo || attempt > 0) break;
+    const bool suspect = fmaxf(partial[Config::kOutputs], partial[Config::kOutputs + 2]) >= kSuspectSum;
+    if (!__any_sync(kFullWarp, ptx::named_barrier_any(kFirstConsumerBarrier + self.index, 128, suspect))) break;
+    watched = kWatchedTiles;
   }
+  __syncwarp();
   if (self.elected()) {
     if (may_redo) ptx::barrier_arrive(&storage.key_free[slot]);
     ptx::barrier_arrive(&storage.value_free[slot]);
@@ -230,7 +232,7 @@ __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Conf
   if (own.last < own.first) {  // the warpgroup's queries lie past the document's end
     if (self.warp == 0) {
       ptx::barrier_wait(&storage.query_ready[self.query.slot], self.query.parity);
-      if (self.elected()) ptx::barrier_arrive(query_free);
+      if (self.elected()) ptx::barrier_arrive_many(query_free, kWarpsPerConsumer);
     }
     for (int tile = all.last; tile >= all.first; --tile) skip_tile<Config>(storage, self);
     leave_together<Config>(self);
@@ -238,15 +240,16 @@ __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Conf
   }
 
   const std::uint8_t* const queries = storage.query[self.query.slot] + self.index * Config::kRowsPerConsumer * Config::kHeadDim;
-  const Item item{ptx::descriptor_low(queries, QueryOperand<Config>::kLayout), first_query, work.length, window};
-  RowState<Config> state;
-  begin_rows<Config>(state, storage, params, work, item, 128 * self.index + self.thread);
+  const Item item{ptx::descriptor_low(queries, QueryOperand<Config>::kLayout), first_query, work.length, window,
+                  &params, work.head * params.slots + work.slot_start};
   int unit = kNoUnit;
-  Look look;
+  int watched = 0;
 
   for (int tile = all.last; tile > own.last; --tile) skip_tile<Config>(storage, self);
   ptx::barrier_wait(&storage.query_ready[self.query.slot], self.query.parity);
-  for (int tile = own.last; tile >= own.first; --tile) attend_tile<Config>(storage, self, state, item, tile, unit, look);
+  RowState<Config> state;
+  begin_rows<Config>(state, storage, self);
+  for (int tile = own.last; tile >= own.first; --tile) attend_tile<Config>(storage, self, state, item, tile, unit, watched);
   if (self.elected()) ptx::barrier_arrive(query_free);
   store_rows<Config>(params, work, state, unit, first_query + 16 * self.warp, self.lane);
   if (own.first > all.first) {

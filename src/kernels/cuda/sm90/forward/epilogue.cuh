@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "config.hpp"
-#include "tile.cuh"
+#include "tile_output.cuh"
 
 namespace flamia::sm90::forward {
 

@@ -23,6 +23,13 @@ __device__ __forceinline__ float power_of_two_full(int exponent) {
 
 __device__ __forceinline__ int clamp(int value, int low, int high) { return min(max(value, low), high); }
 
+/// Factor from raw scores to base-2 logits for a query of this exponent byte; the tile's key exponent is multiplied in later. Queries
+/// below 2^-100 of E4M3's range keep that exponent: their logits vanish against any key of an amplitude under 2^100.
+__device__ __forceinline__ float query_scale(float softmax_scale, int byte) {
+  const float scale = __fmul_rn(softmax_scale, 1.4426950408889634f) * power_of_two(clamp(byte - kExponentBias, -100, 120));
+  return byte == kFlaggedByte ? kNaN : scale;
+}
+
 /// Four keys' exponent bytes, one register per operand; a lane of the copy warp holds keys 4 * lane ... 4 * lane + 3 of the tile.
 struct ExponentWords {
   std::uint32_t key, value;

@@ -5,7 +5,7 @@ namespace flamia::sm90::forward {
 
 template cudaError_t launch<Config<128, ScaleGroup::block, RowReference::phase32, false>>(const ForwardParams&, cudaStream_t);
 template cudaError_t launch<Config<128, ScaleGroup::block, RowReference::phase32, true>>(const ForwardParams&, cudaStream_t);
-//template cudaError_t launch<Config<128, ScaleGroup::block, RowReference::tilesum, false>>(const ForwardParams&, cudaStream_t);
-//template cudaError_t launch<Config<128, ScaleGroup::block, RowReference::tilesum, true>>(const ForwardParams&, cudaStream_t);
+template cudaError_t launch<Config<128, ScaleGroup::block, RowReference::tilesum, false>>(const ForwardParams&, cudaStream_t);
+template cudaError_t launch<Config<128, ScaleGroup::block, RowReference::tilesum, true>>(const ForwardParams&, cudaStream_t);
 
 }  // namespace flamia::sm90::forward

@@ -2,7 +2,7 @@
 // The kernel: a persistent block per multiprocessor, four warpgroups.
 //
 //   time ->            item n                                                          item n + 1
-//   scheduler warp     ticket, item, document, a few items ahead ........................................
+//   scheduler warp     ticket, item, document: when the copy warp comes near the end of an item ...........
 //   copy warp          Q | K V exponents of tile t | t-1 | t-2 | ... (as stages become free) | Q | K V ...
 //   consumer 0         S(t) softmax PV(t) promote | S(t-1) softmax PV promote | ... | rows leave | S ...
 //   consumer 1             S(t) softmax PV(t) promote | ...              the three drift apart by themselves: one
@@ -30,19 +30,20 @@ __device__ __forceinline__ void prepare(Storage<Config>& storage) {
     reinterpret_cast<std::uint32_t*>(ones)[word] = one_e4m3_x4;
   }
   if (threadIdx.x == 0) {
+    constexpr int consumer_warps = kWarpsPerConsumer * Config::kConsumers;
     for (int i = 0; i < Config::kWorkSlots; ++i) {
       ptx::barrier_init(&storage.work_ready[i], 1);
-      ptx::barrier_init(&storage.work_taken[i], 4 * Config::kConsumers + 1);  // every consumer warp, the copy warp (an item later)
+      ptx::barrier_init(&storage.work_taken[i], consumer_warps + 1);  // every consumer warp, the copy warp near its next item's end
     }
     for (int i = 0; i < Config::kQueryBuffers; ++i) {
       ptx::barrier_init(&storage.query_ready[i], 1);
-      ptx::barrier_init(&storage.query_free[i], Config::kConsumers);
+      ptx::barrier_init(&storage.query_free[i], consumer_warps);
     }
     for (int i = 0; i < Config::kStages; ++i) {
       ptx::barrier_init(&storage.key_ready[i], 1);
-      ptx::barrier_init(&storage.key_free[i], Config::kConsumers);
+      ptx::barrier_init(&storage.key_free[i], consumer_warps);
       ptx::barrier_init(&storage.value_ready[i], 1);
-      ptx::barrier_init(&storage.value_free[i], Config::kConsumers);
+      ptx::barrier_init(&storage.value_free[i], consumer_warps);
     }
   }
   ptx::fence_before_async_use();

@@ -10,10 +10,12 @@ using namespace forward;
 
 template <int kHeadDim, ScaleGroup kScaleGroup>
 cudaError_t dispatch_reference(const ForwardParams& params, const ForwardConfig& config, cudaStream_t stream) {
-  if (true || config.reference == RowReference::phase32) {
+  if (config.reference == RowReference::phase32) {
     return config.record_codes ? launch<Config<kHeadDim, kScaleGroup, RowReference::phase32, true>>(params, stream)
                                : launch<Config<kHeadDim, kScaleGroup, RowReference::phase32, false>>(params, stream);
   }
+  return config.record_codes ? launch<Config<kHeadDim, kScaleGroup, RowReference::tilesum, true>>(params, stream)
+                             : launch<Config<kHeadDim, kScaleGroup, RowReference::tilesum, false>>(params, stream);
 }
 
 template <int kHeadDim>

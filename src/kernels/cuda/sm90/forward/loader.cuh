@@ -13,17 +13,20 @@
 namespace flamia::sm90::forward {
 
 // Naps in nanoseconds between two looks at a barrier: an item lasts microseconds, a stage about two.
-inline constexpr std::uint32_t kSchedulerNap = 500, kCopyNap = 64;
+inline constexpr std::uint32_t kSchedulerNap = 100, kCopyNap = 64;
 
-/// Scheduler (one thread): turns tickets into work a few items ahead, so that nobody waits for the chain ticket, item, document.
+/// Scheduler (one thread): turns a ticket into work when the copy warp asks for it, not before: a ticket held early is work that another
+/// block could have begun.
 template <class Config>
 __device__ __forceinline__ void schedule(const ForwardParams& params, Storage<Config>& storage) {
   const auto items = static_cast<std::uint32_t>(*params.item_count);
   const std::uint32_t tickets = items * params.query_heads;
   const int group = params.query_heads / params.key_heads;
   Ring<Config::kWorkSlots> ring;
-  std::uint32_t ticket = blockIdx.x;
-  for (bool more = true; more; ring.advance()) {
+  bool more = true;
+  for (bool first = true; more; first = false) {
+    ptx::barrier_wait_patiently(&storage.work_taken[ring.slot], ring.parity ^ 1, kSchedulerNap);
+    const std::uint32_t ticket = first ? blockIdx.x : gridDim.x + atomicAdd(params.counter, 1);
     more = ticket < tickets;
     Work work{};
     work.length = -1;
@@ -32,11 +35,10 @@ __device__ __forceinline__ void schedule(const ForwardParams& params, Storage<Co
       const WorkItem item = params.items[decoded.item];
       const Document document = params.documents[item.document];
       work = {document.slot_start, document.token_start, document.length, item.first, decoded.head, decoded.head / group, {}};
-      ticket = gridDim.x + atomicAdd(params.counter, 1);
     }
-    ptx::barrier_wait_patiently(&storage.work_taken[ring.slot], ring.parity ^ 1, kSchedulerNap);
     storage.work[ring.slot] = work;
     ptx::barrier_arrive(&storage.work_ready[ring.slot]);
+    ring.advance();
   }
   // The last block to run out of tickets leaves the counter as it found it.
   if (atomicAdd(params.counter + 1, 1) == static_cast<int>(gridDim.x) - 1) {
@@ -56,13 +58,21 @@ struct CopyState {
 template <class Config>
 __device__ __forceinline__ void copy_queries(const ForwardParams& params, Storage<Config>& storage, CopyState<Config>& state,
                                              const Work& work, int lane) {
-  ptx::barrier_wait_patiently(&storage.query_free[state.query.slot], state.query.parity ^ 1, kCopyNap);
+  constexpr int per_lane = Config::kQueryTile / 32;
+  const std::int64_t row = work.head * params.slots + work.slot_start + work.first;
+  std::uint8_t exponents[per_lane];
+#pragma unroll
+  for (int i = 0; i < per_lane; ++i) exponents[i] = __ldg(params.query_exponents + row + 32 * i + lane);
+
+  const std::uint32_t slot = state.query.slot;
+  ptx::barrier_wait_patiently(&storage.query_free[slot], state.query.parity ^ 1, kCopyNap);
   if (lane == 0) {
-    const std::int64_t row = work.head * params.slots + work.slot_start + work.first;
-    std::uint64_t* const ready = &storage.query_ready[state.query.slot];
-    ptx::barrier_arrive_expect(ready, Config::kQueryBytes);
-    ptx::bulk_copy(storage.query[state.query.slot], params.query_codes + row * Config::kHeadDim, Config::kQueryBytes, ready);
+    ptx::bulk_copy(storage.query[slot], params.query_codes + row * Config::kHeadDim, Config::kQueryBytes, &storage.query_ready[slot]);
   }
+#pragma unroll
+  for (int i = 0; i < per_lane; ++i) storage.query_scale[slot][32 * i + lane] = query_scale(params.softmax_scale, exponents[i]);
+  __syncwarp();
+  if (lane == 0) ptx::barrier_arrive_expect(&storage.query_ready[slot], Config::kQueryBytes);
   state.query.advance();
 }
 
@@ -75,7 +85,6 @@ __device__ __forceinline__ void copy_tile(const ForwardParams& params, Storage<C
 
   ptx::barrier_wait_patiently(&storage.key_free[slot], state.stage.parity ^ 1, kCopyNap);
   if (lane == 0) {
-    ptx::barrier_arrive_expect(&storage.key_ready[slot], Config::kKeyBytes);
     ptx::bulk_copy(storage.key[slot], params.key_codes + row * Config::kHeadDim, Config::kKeyBytes, &storage.key_ready[slot]);
   }
 
@@ -87,7 +96,10 @@ __device__ __forceinline__ void copy_tile(const ForwardParams& params, Storage<C
   }
   store_exponents<Config>(storage.exponents[slot], words, work.length - tile * kKeyTile, lane);
   __syncwarp();
-  if (lane == 0) ptx::barrier_arrive_expect(&storage.value_ready[slot], Config::kTokenGroups * Config::kValueGroupBytes);
+  if (lane == 0) {  // last of all: the consumers read the exponents as soon as the keys are there
+    ptx::barrier_arrive_expect(&storage.key_ready[slot], Config::kKeyBytes);
+    ptx::barrier_arrive_expect(&storage.value_ready[slot], Config::kTokenGroups * Config::kValueGroupBytes);
+  }
   state.stage.advance();
 }
 

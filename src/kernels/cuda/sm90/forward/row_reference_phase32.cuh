@@ -2,7 +2,7 @@
 // Row reference `phase32` (numerics, section 8): the first tile a row sees sets m to its maximum, rounded up to 1/32; later tiles
 // only raise it, by whole steps.
 #pragma once
-#include "tile.cuh"
+#include "tile_output.cuh"
 
 namespace flamia::sm90::forward {
 

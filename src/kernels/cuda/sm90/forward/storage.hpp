@@ -34,21 +34,22 @@ struct Storage {
   alignas(128) std::uint8_t key[Config::kStages][Config::kKeyBytes];
   alignas(128) std::uint8_t value[Config::kStages][Config::kValueBytes];
   TileExponents<Config::kScaleEntries> exponents[Config::kStages];
+  float query_scale[Config::kQueryBuffers][Config::kQueryTile];  // softmax scale * log2 e * 2^(query exponent); NaN for a flagged query
   alignas(16) Work work[Config::kWorkSlots];
 
   // A consumer thread's own, parked while products need the registers; for its two rows.
-  float2 row_scale[128 * Config::kConsumers];    // softmax scale * log2 e * 2^(query exponent); NaN for a flagged query
+  float2 row_scale[128 * Config::kConsumers];    // query_scale of its rows
   float2 mixed_sums[128 * Config::kConsumers];   // row sums of a mixed tile
   float2 value_scale[128 * Config::kConsumers];  // 2^(value exponent - unit) of a tile whose value exponent is not the unit
 
   std::uint64_t work_ready[Config::kWorkSlots];     // scheduler -> copy warp and consumers
   std::uint64_t work_taken[Config::kWorkSlots];     // ... -> scheduler
-  std::uint64_t query_ready[Config::kQueryBuffers];  // copy engine -> consumers
+  std::uint64_t query_ready[Config::kQueryBuffers];  // copy engine and copy warp (scales) -> consumers
   std::uint64_t query_free[Config::kQueryBuffers];   // consumers -> copy warp
-  std::uint64_t key_ready[Config::kStages];          // copy engine -> consumers
+  std::uint64_t key_ready[Config::kStages];          // copy engine and copy warp (exponents) -> consumers
   std::uint64_t key_free[Config::kStages];           // consumers -> copy warp
-  std::uint64_t value_ready[Config::kStages];        // copy engine and copy warp (exponents) -> consumers
-  std::uint64_t value_free[Config::kStages];         // consumers -> copy warp
+  std::uint64_t value_ready[Config::kStages];        // copy engine -> consumers
+  std::uint64_t value_free[Config::kStages];         // consumers -> copy warp; the exponents go with it
 };
 
 /// Position in a ring of `kSlots` buffers and the parity of its current round.

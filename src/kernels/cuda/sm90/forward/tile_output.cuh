@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// The second half of a tile's way: probabilities become 8-bit codes, codes meet V, the partial result is promoted to FP32.
+#pragma once
+#include "tile.cuh"
+
+namespace flamia::sm90::forward {
+
+// ---- codes -------------------------------------------------------------------------------------------------------------------
+
+/// Word w of the A operand holds the codes of score registers first, first + 1, first + 4, first + 5 (layout.hpp, order pi).
+__device__ constexpr int first_score_of_word(int word) { return 16 * (word / 4) + 8 * (word / 2 % 2) + 2 * (word % 2); }
+__device__ constexpr int half_of_word(int word) { return word % 2; }
+
+/// P of the four keys of code word w, before rounding: exp2(logit + bias).
+template <class Config>
+__device__ __forceinline__ float4 exponentials(const float (&scores)[Config::kScores], const ScoreFactors<Config>& factors,
+                                               const float (&bias)[2], int w) {
+  const int s = first_score_of_word(w), half = half_of_word(w);
+  const float scale = factors.of_score(half, s);
+  return {ptx::exp2_approximate(__fmaf_rn(scores[s], scale, bias[half])), ptx::exp2_approximate(__fmaf_rn(scores[s + 1], scale, bias[half])),
+          ptx::exp2_approximate(__fmaf_rn(scores[s + 4], scale, bias[half])),
+          ptx::exp2_approximate(__fmaf_rn(scores[s + 5], scale, bias[half]))};
+}
+
+/// Test mode: a thread's unfolded codes of the visible pairs, and the reference they were made with.
+template <class Config>
+__device__ __forceinline__ void record_codes(const std::uint32_t (&codes)[kCodeWords], const RowState<Config>& state, const Item& item,
+                                             int first_key) {
+  const ForwardParams& params = *item.params;
+  const int c = ptx::thread_index() % 4;
+#pragma unroll
+  for (int w = 0; w < kCodeWords; ++w) {
+    const int query = item.position(half_of_word(w));
+    if (query >= item.length) continue;
+    const std::int64_t row = item.first_row + query;
+    params.recorded_reference[row * (params.record_keys / kKeyTile) + first_key / kKeyTile] = state.reference[half_of_word(w)];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key = first_key + 2 * first_score_of_word(w) - 4 * half_of_word(w) + 8 * (i / 2) + 2 * c + i % 2;
+      if (key >= item.window.first_key(query) && key <= item.window.last_key(query, item.length)) {
+        params.recorded_codes[row * params.record_keys + key] = static_cast<std::uint8_t>(codes[w] >> 8 * i);
+      }
+    }
+  }
+}
+
+/// Codes in a tile with one value exponent.
+template <class Config>
+__device__ __forceinline__ void make_codes(std::uint32_t (&codes)[kCodeWords], const float (&scores)[Config::kScores],
+                                           const ScoreFactors<Config>& factors, const float (&bias)[2], const RowState<Config>& state,
+                                           const Item& item, int first_key) {
+#pragma unroll
+  for (int w = 0; w < kCodeWords; ++w) {
+    const float4 p = exponentials<Config>(scores, factors, bias, w);
+    codes[w] = ptx::pack_e4m3x4(p.x, p.y, p.z, p.w);
+  }
+  if constexpr (Config::kRecordCodes) record_codes<Config>(codes, state, item, first_key);
+}
+
+/// Row sums of 32 keys' codes against the columns of ones, with the very numbers that issue_output would give; asynchronous.
+template <class Config>
+__device__ __forceinline__ void issue_sums(float (&sums)[4], const std::uint32_t (&codes)[kCodeWords], std::uint32_t value, int step) {
+  constexpr auto layout = ValueOperand<Config>::kLayout;
+  const std::uint64_t ones = ptx::descriptor(value + (Config::kValueGroupBytes >> 4) + step * (2 * Config::kValueGroupStride >> 4), layout);
+  ptx::begin_products();
+  if (step == 0) ptx::product_64x8<false>(sums, codes + 4 * step, ones);
+  else ptx::product_64x8<true>(sums, codes + 4 * step, ones);
+  ptx::commit_products();
+}
+
+/// 2^(value exponent - reach), the fold of V's exponent into P: at most 1 for every key that the row sees.
+__device__ __forceinline__ float fold_factor(int value_exponent, int reach) {
+  return power_of_two(clamp(value_exponent - reach, -126, 0));
+}
+
+/// Fold factors of the 16 keys (32 for token-blocks) behind `first_group`, as [half][group of eight keys][key parity].
+struct FoldFactors {
+  float of[2][2][2];
+};
+template <class Config>
+__device__ __forceinline__ FoldFactors fold_factors(const TileExponents<Config::kScaleEntries>& tile, RowPair reach, int first_group,
+                                                    int lane) {
+  FoldFactors factors;
+#pragma unroll
+  for (int group = 0; group < 2; ++group) {
+    int2 exponent;
+    if constexpr (Config::kScaleGroup == ScaleGroup::block) {
+      exponent.x = exponent.y = tile.value[first_group / 4];
+    } else {
+      exponent = *reinterpret_cast<const int2*>(&tile.value[8 * (first_group + group) + 2 * (lane % 4)]);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      factors.of[half][group][0] = fold_factor(exponent.x, reach.of(half));
+      factors.of[half][group][1] = fold_factor(exponent.y, reach.of(half));
+    }
+  }
+  return factors;
+}
+
+/// Codes in a tile with several value exponents: `folded` for the product with V, `plain` for the row sum. One exponential serves both.
+/// The row sums are formed behind the next exponentials, 32 keys at a time; wait_products<0>() completes them.
+template <class Config>
+__device__ __forceinline__ void make_folded_codes(std::uint32_t (&folded)[kCodeWords], float (&sums)[4], std::uint32_t value,
+                                                  const float (&scores)[Config::kScores], const ScoreFactors<Config>& factors,
+                                                  const float (&bias)[2], const RowState<Config>& state, const Item& item,
+                                                  int first_key, const TileExponents<Config::kScaleEntries>& tile, RowPair reach,
+                                                  int lane) {
+  std::uint32_t plain[kCodeWords];
+#pragma unroll
+  for (int step = 0; step < kKeyTile / 32; ++step) {
+#pragma unroll
+    for (int pair = 2 * step; pair < 2 * step + 2; ++pair) {  // two words: the same 16 keys, both rows
+      const FoldFactors fold = fold_factors<Config>(tile, reach, 2 * pair, lane);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float4 p = exponentials<Config>(scores, factors, bias, 2 * pair + half);
+        const auto& f = fold.of[half];
+        plain[2 * pair + half] = ptx::pack_e4m3x4(p.x, p.y, p.z, p.w);
+        folded[2 * pair + half] = ptx::pack_e4m3x4(p.x * f[0][0], p.y * f[0][1], p.z * f[1][0], p.w * f[1][1]);
+      }
+    }
+    issue_sums<Config>(sums, plain, value, step);
+  }
+  if constexpr (Config::kRecordCodes) record_codes<Config>(plain, state, item, first_key);
+}
+
+// ---- values ------------------------------------------------------------------------------------------------------------------
+
+/// Partial O and, in its last four registers, the row sums of the codes (column of ones); asynchronous.
+template <class Config>
+__device__ __forceinline__ void issue_output(float (&partial)[Config::kPartials], const std::uint32_t (&codes)[kCodeWords],
+                                             std::uint32_t value) {
+  constexpr auto layout = ValueOperand<Config>::kLayout;
+  constexpr std::uint32_t step = 2 * Config::kValueGroupStride >> 4;  // 32 tokens
+  ptx::begin_products();
+#pragma unroll
+  for (int k = 0; k < kKeyTile / 32; ++k) {
+    const std::uint64_t operand = ptx::descriptor(value + k * step, layout);
+    if constexpr (Config::kHeadDim == 128) {
+      if (k == 0) ptx::product_64x136<false>(partial, codes + 4 * k, operand);
+      else ptx::product_64x136<true>(partial, codes + 4 * k, operand);
+    } else {
+      if (k == 0) ptx::product_64x72<false>(partial, codes + 4 * k, operand);
+      else ptx::product_64x72<true>(partial, codes + 4 * k, operand);
+    }
+  }
+  ptx::commit_products();
+}
+
+/// A <- A + partial: the promotion of a tile whose value exponent is the unit. An add, not an fma by one: it reads two registers, which
+/// matters beside a running product.
+template <class Config>
+__device__ __forceinline__ void promote(RowState<Config>& state, const float (&partial)[Config::kPartials]) {
+#pragma unroll
+  for (int i = 0; i < Config::kOutputs; ++i) state.output[i] = __fadd_rn(state.output[i], partial[i]);
+}
+
+/// A <- A + partial * 2^(value exponent - unit), rounded once: the general form, with the same result where both apply.
+template <class Config>
+__device__ __forceinline__ void promote_scaled(RowState<Config>& state, const float (&partial)[Config::kPartials],
+                                               const float (&scale)[2]) {
+#pragma unroll
+  for (int i = 0; i < Config::kOutputs; ++i) {
+    state.output[i] = __fmaf_rn(partial[i], scale[i / 2 % 2], state.output[i]);
+  }
+}
+
+/// The reference of a row moves: A and l are multiplied by 2^(before - now). Before the first tile both are zero anyway.
+template <class Config>
+__device__ __forceinline__ void move_references(RowState<Config>& state, const float (&next)[2]) {
+  float factor[2];
+  const bool nothing_yet = __all_sync(kFullWarp, state.sum[0] == 0.0f && state.sum[1] == 0.0f);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    factor[half] = ptx::exp2_approximate(__fadd_rn(state.reference[half], -next[half]));
+    state.reference[half] = next[half];
+    state.sum[half] *= factor[half];
+  }
+  if (nothing_yet) return;
+#pragma unroll
+  for (int i = 0; i < Config::kOutputs; ++i) state.output[i] *= factor[i / 2 % 2];
+}
+
+}  // namespace flamia::sm90::forward
