@@ -31,10 +31,10 @@ constexpr MmaKind kSm100Kinds[] = {{"tcgen05 kind::f16", Precision::bf16, ScaleT
 constexpr int kGpuHeadDims[] = {64, 128};
 
 constexpr ArchitectureFacts kArchitectures[] = {
-    {Architecture::cpu, "cpu", "CPU, the reference backend", "tested on every build", kCpuKinds, true, true, {}, 256},
-    {Architecture::sm_90, "sm_90", "NVIDIA Hopper (sm_90a)", "see docs/hopper.md for what has been run", kSm90Kinds, false, false,
+    {Architecture::cpu, "cpu", "CPU, the reference backend", "tested on every build", kCpuKinds, true, {}, 256},
+    {Architecture::sm_90, "sm_90", "NVIDIA Hopper (sm_90a)", "forward pass run on an H200; no backward pass yet", kSm90Kinds, false,
      kGpuHeadDims, 128},
-    {Architecture::sm_100, "sm_100", "NVIDIA Blackwell (sm_100a)", "never run: a target of recipes only", kSm100Kinds, false, false,
+    {Architecture::sm_100, "sm_100", "NVIDIA Blackwell (sm_100a)", "never run: a target of recipes only", kSm100Kinds, false,
      kGpuHeadDims, 128},
 };
 

@@ -44,7 +44,6 @@ struct ArchitectureFacts {
   const char* status;  // what has been run on it
   std::span<const MmaKind> kinds;
   bool any_scales;                 // applies scales of any type and group (loops, not an instruction)
-  bool executes;                   // this version has a backend for it that the recipes of recipe/lower.cpp run on
   std::span<const int> head_dims;  // empty: multiples of 16 up to `largest_head_dim`
   int largest_head_dim;
 };

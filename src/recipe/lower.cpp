@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "numerics/hadamard.hpp"
+#include "recipe/execution.hpp"
 #include "recipe/named.hpp"
 #include "recipe/names.hpp"
 #include "recipe/text_fields.hpp"
@@ -146,8 +147,7 @@ class Lowerer {
     if (!k_major_only(place)) return Layout::as_given;
     if (place.use.contracts == Axis::channels) return Layout::rows;
     if (facts_.id != plan::Architecture::sm_90) return Layout::transposed;
-    // P (in O), P transposed and dS transposed (in dV and dK) come from accumulator registers; dS in dQ through shared memory
-    return place.row.operand == Operand::k ? Layout::transposed_rho : Layout::transposed_pi;
+    return Layout::transposed_pi;  // P and dS are packed from accumulator registers
   }
 
   void plan_copy(const Place& place) {
@@ -159,22 +159,18 @@ class Lowerer {
     if (std::find(found->layouts.begin(), found->layouts.end(), layout) == found->layouts.end()) found->layouts.push_back(layout);
   }
 
-  /// What the CPU backend computes.
-  bool cpu_executes() const {
-    for (const Place& place : places(recipe_, !recipe_.trains)) {
-      const Quantisation& form = place.form;
-      if (form.element != Element::bf16 && form.element != Element::e4m3) return false;
-      if (form.group.kind == Group::Kind::blocks && form.scale == ScaleType::f32) return false;
-    }
-    return !recipe_.smoothing.q && !recipe_.smoothing.k && !recipe_.d_out_times_v_bf16 && recipe_.softmax.exp2 != Exp2::direct;
-  }
-
   void check_execution() {
-    if (facts_.executes && cpu_executes()) return;
     const std::string name = recipe_.name();
-    const std::string nearest = cpu_executes() ? name : find_named(name.substr(0, name.find(' ')))->instead;
-    made_.not_executed = "recipe \"" + name + "\" is not executed on " + facts_.name +
-                         " by this version; the nearest that runs: \"" + nearest + "\"" + (facts_.executes ? "" : " on the CPU");
+    if (made_.no_backward.empty())
+      for (const std::string& gap : backward_gaps(recipe_, facts_.id)) made_.no_backward = std::string(facts_.name) + ": " + gap;
+    const std::vector<std::string> gaps = execution_gaps(recipe_, facts_.id);
+    if (gaps.empty()) return;
+    std::string reasons;
+    for (const std::string& gap : gaps) reasons += (reasons.empty() ? "" : ", ") + gap;
+    const bool cpu = execution_gaps(recipe_, plan::Architecture::cpu).empty();
+    const std::string nearest = cpu ? name : find_named(name.substr(0, name.find(' ')))->instead;
+    made_.not_executed = "recipe \"" + name + "\" is not executed on " + facts_.name + " by this version (" + reasons +
+                         "); the nearest that runs: \"" + nearest + "\"" + (facts_.id == plan::Architecture::cpu ? "" : " on the CPU");
   }
 
   const Recipe& recipe_;
@@ -193,8 +189,6 @@ const char* name_of(Layout layout) {
       return "rows";
     case Layout::transposed_pi:
       return "transposed (pi)";
-    case Layout::transposed_rho:
-      return "transposed (rho)";
     case Layout::transposed:
       return "transposed";
   }

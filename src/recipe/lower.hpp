@@ -17,8 +17,7 @@ namespace flamia::recipe {
 enum class Layout {
   as_given,  // [tokens, heads, head_dim], read in either major order
   rows,      // contiguous along channels: contracted over channels
-  transposed_pi,  // contiguous along tokens, 16 of them permuted by pi: the other operand comes from accumulator registers (P, dS transposed)
-  transposed_rho,  // contiguous along tokens, permuted by rho: the other operand comes from shared memory (dS)
+  transposed_pi,  // contiguous along tokens, 16 of them permuted by pi: the other operand (P, dS) is packed from accumulator registers
   transposed,      // contiguous along tokens, in order
 };
 const char* name_of(Layout layout);

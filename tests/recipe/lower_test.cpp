@@ -125,7 +125,7 @@ TEST(Lower, HopperTakesFp8KMajorOnly) {
   EXPECT_EQ(layouts(l, Operand::v), (Strings{"rows", "transposed (pi)"}));  // ... in two layouts
   EXPECT_EQ(layouts(l, Operand::d_out), (Strings{"rows", "transposed (pi)"}));
   EXPECT_EQ(layouts(l, Operand::q), (Strings{"rows", "transposed (pi)"}));
-  EXPECT_EQ(layouts(l, Operand::k), (Strings{"rows", "transposed (rho)"}));
+  EXPECT_EQ(layouts(l, Operand::k), (Strings{"rows", "transposed (pi)"}));
   EXPECT_EQ(scale_use(l, Product::o, Operand::v), ScaleUse::fold);
   EXPECT_EQ(scale_use(l, Product::d_v, Operand::d_out), ScaleUse::fold);
   EXPECT_EQ(scale_use(l, Product::s, Operand::k), ScaleUse::outside);
@@ -251,7 +251,7 @@ TEST(Guarantees, BlocksTensorsAndTraps) {
 TEST(Explain, SaysWhatIsQuantisedAndRefused) {
   const std::string text = plan::explain(parsed("mxfp8-exact"), Architecture::sm_90, 128);
   for (const char* part :
-       {"recipe mxfp8-exact: ", "K   e4m3, one scale per token x all channels (ue8m0, ceil), sticky", "transposed (rho)",
+       {"recipe mxfp8-exact: ", "K   e4m3, one scale per token x all channels (ue8m0, ceil), sticky", "transposed (pi)",
         "wgmma e4m3", "V: scale folded", "exact: no bit of O or dQ", "dS  e4m3, one scale per 64 queries x 32 keys"})
     EXPECT_THAT(text, HasSubstr(part));
   EXPECT_THAT(plan::explain(parsed("sage3"), Architecture::cpu, 128), HasSubstr("has no backward pass"));

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 
 namespace flamia::cli {
 
@@ -26,6 +27,43 @@ Status make_oracle(const Inputs& inputs, const CallOptions& options, cpu::Oracle
                      options.threads, oracle);
 }
 
+namespace {
+
+bool scales_span_heads(const Recipe& recipe) {
+  for (const OperandPolicy* policy : {&recipe.q, &recipe.k, &recipe.v, &recipe.d_out, &recipe.p, &recipe.d_s})
+    for (const Quantisation* form : {&policy->first, &policy->second})
+      if (form->group.kind == Group::Kind::tensor) return true;
+  return false;
+}
+
+HostTensor head_of(const HostTensor& tensor, int head, int dim) {
+  HostTensor slice{tensor.dtype, 1, {}};
+  const std::size_t row = static_cast<std::size_t>(dim) * size_of(tensor.dtype), heads = static_cast<std::size_t>(tensor.heads);
+  for (std::size_t at = static_cast<std::size_t>(head) * row; at < tensor.bytes.size(); at += heads * row)
+    slice.bytes.insert(slice.bytes.end(), tensor.bytes.begin() + static_cast<std::ptrdiff_t>(at),
+                       tensor.bytes.begin() + static_cast<std::ptrdiff_t>(at + row));
+  return slice;
+}
+
+/// One query head and its key head by themselves: the same numbers, if no scale spans heads.
+Status count_head(const Inputs& inputs, const Recipe& recipe, const CallOptions& options, int head, cpu::ProbeCounts* counts) {
+  const int dim = inputs.problem.head_dim, key_head = head / (inputs.problem.query_heads / inputs.problem.key_heads);
+  Inputs slice;
+  slice.problem = inputs.problem;
+  slice.problem.query_heads = slice.problem.key_heads = 1;
+  slice.q = head_of(inputs.q, head, dim), slice.k = head_of(inputs.k, key_head, dim), slice.v = head_of(inputs.v, key_head, dim);
+  if (inputs.d_o) slice.d_o = head_of(*inputs.d_o, head, dim);
+  slice.cu_seqlens = inputs.cu_seqlens;
+  slice.documents = inputs.documents;
+  CallResult ignored;
+  cpu::Probe probe;
+  Status s = attend(slice, recipe, options, &ignored, &probe);
+  *counts = probe.counts;
+  return s;
+}
+
+}  // namespace
+
 Status measure_accuracy(const Inputs& inputs, const Recipe& recipe, const CallOptions& options, const cpu::OracleResult& oracle,
                         Accuracy* accuracy, cpu::Probe* probe) {
   CallResult result;
@@ -42,11 +80,14 @@ Status measure_accuracy(const Inputs& inputs, const Recipe& recipe, const CallOp
       accuracy->heads[output].push_back(
           deviation(*got[output], *want[output], inputs.documents.covered(), heads, p.head_dim, head));
   }
+  if (p.query_heads == 1) accuracy->head_counts = {probe->counts};
+  for (int head = 0; p.query_heads > 1 && head < p.query_heads && !scales_span_heads(recipe); ++head)
+    if (Status s = count_head(inputs, recipe, options, head, &accuracy->head_counts.emplace_back()); !s.ok()) return s;
   return {};
 }
 
-Table accuracy_table() {
-  std::vector<Column> columns{{"recipe", ""}, {"head", ""}};
+Table accuracy_table(std::vector<Column> columns) {
+  columns.push_back({"head", ""});
   for (const char* output : kOutputNames) {
     columns.push_back({std::string(output) + "_cosine", "{:.5f}"});
     columns.push_back({std::string(output) + "_rel_l2", "{:.4f}"});
@@ -59,46 +100,55 @@ Table accuracy_table() {
 
 namespace {
 
-Cell share(double part, double whole) { return whole > 0 ? Cell(part / whole) : Cell(0.0); }
+double share(double part, double whole) { return whole > 0 ? part / whole : 0.0; }
 
-void add_deviation(const Deviation& d, std::vector<Cell>* row) { row->insert(row->end(), {d.cosine, d.relative_l2, d.worst_row}); }
+void add_numbers(std::initializer_list<double> numbers, std::vector<Cell>* row) {
+  for (const double number : numbers) row->emplace_back(number);
+}
+void add_deviation(const Deviation& d, std::vector<Cell>* row) { add_numbers({d.cosine, d.relative_l2, d.worst_row}, row); }
+void add_blanks(int cells, std::vector<Cell>* row) { row->resize(row->size() + static_cast<std::size_t>(cells)); }
+
+void add_shares(const cpu::ProbeCounts& c, bool gradients, std::vector<Cell>* row) {
+  const auto number = [](std::int64_t n) { return static_cast<double>(n); };
+  add_numbers({share(number(c.p_zero), number(c.pairs)), share(number(c.p_saturated), number(c.pairs))}, row);
+  if (!gradients) return add_blanks(6, row);
+  add_numbers({share(number(c.ds_zero_q), number(c.ds_pairs)), share(number(c.ds_zero_k), number(c.ds_pairs)),
+               share(c.ds_lost_q, c.ds_mass), share(c.ds_lost_k, c.ds_mass), share(number(c.ds_saturated_q), number(c.ds_pairs)),
+               share(number(c.ds_saturated_k), number(c.ds_pairs))},
+              row);
+}
 
 }  // namespace
 
-void add_accuracy_rows(const std::string& recipe, const Accuracy& accuracy, bool every_head, Table* table) {
-  const auto blank = [](std::vector<Cell>* row, int cells) { row->insert(row->end(), static_cast<std::size_t>(cells), Cell()); };
-  const std::size_t heads = every_head ? accuracy.heads[kO].size() : 0;
+void add_accuracy_rows(const std::vector<Cell>& lead, const Accuracy& accuracy, Table* table) {
+  const std::size_t heads = accuracy.heads[kO].size();
   for (std::size_t head = 0; head < heads; ++head) {
-    std::vector<Cell> row{recipe, std::to_string(head)};
+    std::vector<Cell> row = lead;
+    row.emplace_back(std::to_string(head));
     for (const std::vector<Deviation>& output : accuracy.heads) {
       if (head < output.size()) {
         add_deviation(output[head], &row);
       } else {
-        blank(&row, 3);
+        add_blanks(3, &row);
       }
     }
-    blank(&row, 8);
+    if (accuracy.head_counts.empty()) {
+      add_blanks(8, &row);
+    } else {
+      add_shares(accuracy.head_counts[head], !accuracy.heads[kDq].empty(), &row);
+    }
     table->add(std::move(row));
   }
-  std::vector<Cell> row{recipe, std::string("all")};
+  std::vector<Cell> row = lead;
+  row.emplace_back("all");
   for (int output = kO; output <= kDv; ++output) {
     if (accuracy.heads[output].empty()) {
-      blank(&row, 3);
+      add_blanks(3, &row);
     } else {
       add_deviation(accuracy.mean(static_cast<Output>(output)), &row);
     }
   }
-  const cpu::ProbeCounts& c = accuracy.counts;
-  const auto number = [](std::int64_t n) { return static_cast<double>(n); };
-  row.insert(row.end(), {share(number(c.p_zero), number(c.pairs)), share(number(c.p_saturated), number(c.pairs))});
-  if (accuracy.heads[kDq].empty()) {
-    blank(&row, 6);
-  } else {
-    row.insert(row.end(),
-               {share(number(c.ds_zero_q), number(c.ds_pairs)), share(number(c.ds_zero_k), number(c.ds_pairs)),
-                share(c.ds_lost_q, c.ds_mass), share(c.ds_lost_k, c.ds_mass), share(number(c.ds_saturated_q), number(c.ds_pairs)),
-                share(number(c.ds_saturated_k), number(c.ds_pairs))});
-  }
+  add_shares(accuracy.counts, !accuracy.heads[kDq].empty(), &row);
   table->add(std::move(row));
 }
 

@@ -19,6 +19,7 @@ struct Accuracy {
   std::array<std::vector<Deviation>, 4>
       heads;  // by output and head (query heads for O and dQ, key heads for dK and dV); may be empty
   cpu::ProbeCounts counts;
+  std::vector<cpu::ProbeCounts> head_counts;  // by query head; empty where a scale spans all heads, so that no head stands alone
   /// Over the heads: mean cosine, mean relative L2, greatest worst row.
   Deviation mean(Output output) const;
 };
@@ -29,8 +30,8 @@ Status make_oracle(const Inputs& inputs, const CallOptions& options, cpu::Oracle
 Status measure_accuracy(const Inputs& inputs, const Recipe& recipe, const CallOptions& options, const cpu::OracleResult& oracle,
                         Accuracy* accuracy, cpu::Probe* probe);
 
-/// One row a head and one for all heads.
-Table accuracy_table();
-void add_accuracy_rows(const std::string& recipe, const Accuracy& accuracy, bool every_head, Table* table);
+/// One row a head and one for all heads. `lead`: first columns (the recipe, or the input and the recipe).
+Table accuracy_table(std::vector<Column> lead = {{"recipe", ""}});
+void add_accuracy_rows(const std::vector<Cell>& lead, const Accuracy& accuracy, Table* table);
 
 }  // namespace flamia::cli

@@ -10,6 +10,10 @@
 #include "kernels/cpu/backward.hpp"
 #include "kernels/cpu/forward.hpp"
 
+#if defined(FLAMIA_CLI_CUDA)
+#include "device/attend.hpp"
+#endif
+
 namespace flamia::cli {
 namespace {
 
@@ -40,9 +44,12 @@ Status attend(const Inputs& inputs, const Recipe& recipe, const CallOptions& opt
   Plan plan;
   const PlanOptions plan_options{options.device, options.threads, false, options.backward};
   if (Status s = Plan::create(with_options(inputs.problem, options), recipe, plan_options, &plan); !s.ok()) return s;
-  if (options.device != Device::cpu)
-    return Status::unsupported(
-        "--device cuda: this program keeps tensors in host memory; call the library for the GPU, or use --device cpu");
+#if defined(FLAMIA_CLI_CUDA)
+  if (options.device == Device::cuda) {
+    if (probe != nullptr) return Status::unsupported("what rounding does to P and dS is counted on the CPU only; use --device cpu");
+    return attend_on_device(inputs, plan, options, result);
+  }
+#endif
 
   const std::size_t elements = inputs.q.bytes.size() / size_of(inputs.q.dtype);
   const std::size_t key_elements = inputs.k.bytes.size() / size_of(inputs.k.dtype);

@@ -63,9 +63,11 @@ void add_device_flags(CLI::App* command, CallOptions* options) {
   command->add_option("--threads", options->threads, "CPU threads, 0 = all cores; results do not depend on it")
       ->check(CLI::Range(0, 4096))
       ->option_text("N");
-  command->add_option("--device", options->device, "cpu or cuda")
-      ->transform(
-          CLI::CheckedTransformer(std::vector<std::pair<std::string, Device>>{{"cpu", Device::cpu}, {"cuda", Device::cuda}}))
+  command
+      ->add_option_function<std::string>(
+          "--device", [options](const std::string& name) { options->device = name == "cuda" ? Device::cuda : Device::cpu; },
+          "cpu or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
       ->option_text("cpu|cuda");
 }
 

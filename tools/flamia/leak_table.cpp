@@ -37,17 +37,18 @@ std::vector<LeakRow> summarise(const std::vector<LeakRow>& rows) {
   return summary;
 }
 
-Table leak_table() {
-  std::vector<Column> columns{{"recipe", ""}, {"figure", ""}, {"factor", "{:g}"}, {"cut", ""}};
+Table leak_table(std::vector<Column> columns) {
+  for (const Column& column : {Column{"figure", ""}, {"factor", "{:g}"}, {"cut", ""}}) columns.push_back(column);
   for (const char* output : kOutputNames) columns.push_back({output, "{:.1e}"});
   for (const char* output : kOutputNames) columns.push_back({std::string(output) + "_elements", "{}"});
   columns.push_back({"dq_cosine", "{:.5f}"});
   return Table(std::move(columns));
 }
 
-void add_leak_rows(const std::string& recipe, const std::vector<LeakRow>& rows, Table* table) {
+void add_leak_rows(const std::vector<Cell>& lead, const std::vector<LeakRow>& rows, Table* table) {
   for (const LeakRow& row : rows) {
-    std::vector<Cell> cells{recipe, row.figure, row.factor, row.cut};
+    std::vector<Cell> cells = lead;
+    cells.emplace_back(row.figure), cells.emplace_back(row.factor), cells.emplace_back(row.cut);
     cells.insert(cells.end(), row.greatest.begin(), row.greatest.end());
     cells.insert(cells.end(), row.elements.begin(), row.elements.end());
     cells.push_back(row.d_q_cosine);

@@ -38,7 +38,8 @@ Status measure_leak(const Inputs& inputs, const Recipe& recipe, const CallOption
 /// One row a figure: the greatest over factors and cuts, and the least cosine.
 std::vector<LeakRow> summarise(const std::vector<LeakRow>& rows);
 
-Table leak_table();
-void add_leak_rows(const std::string& recipe, const std::vector<LeakRow>& rows, Table* table);
+/// `lead`: first columns, as in accuracy_table.
+Table leak_table(std::vector<Column> lead = {{"recipe", ""}});
+void add_leak_rows(const std::vector<Cell>& lead, const std::vector<LeakRow>& rows, Table* table);
 
 }  // namespace flamia::cli

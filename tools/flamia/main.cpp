@@ -12,15 +12,18 @@
 namespace {
 
 constexpr const char* kFooter =
-    "Tensors come and go as safetensors files: q [T, H, d], k and v [T, Hkv, d], dout [T, H, d] (optional),\n"
-    "cu_seqlens int32 [B + 1] (optional, starting at 0: where the packed documents begin).\n\n"
-    "Examples:\n"
-    "  flamia demo\n"
-    "  flamia attend in.safetensors --recipe mxfp8-exact --backward --out out.safetensors\n"
-    "  flamia accuracy in.safetensors --recipes bf16,mxfp8,mxfp8-exact,fp8-tensor --csv accuracy.csv\n"
-    "  flamia leak in.safetensors --recipes mxfp8-exact,fp8-tensor\n"
-    "  flamia explain --recipe \"mxfp8 ds=32x32\" --arch sm_90\n\n"
-    "Exit codes: 0 done, 2 wrong usage or input, 3 valid but unsupported, 4 a file cannot be read or written, 1 other.";
+    R"(Tensors come and go as safetensors files: q [T, H, d], k and v [T, Hkv, d], dout [T, H, d] (optional),
+cu_seqlens int32 [B + 1] (optional, starting at 0: where the packed documents begin).
+
+Examples:
+  flamia demo
+  flamia attend in.safetensors --recipe mxfp8-exact --backward --out out.safetensors
+  flamia accuracy in.safetensors --recipes bf16,mxfp8,mxfp8-exact,fp8-tensor --csv accuracy.csv
+  flamia leak in.safetensors --recipes mxfp8-exact,fp8-tensor
+  flamia explain --recipe "mxfp8 ds=32x32" --arch sm_90
+
+Exit codes: 0 done, 2 wrong usage or input, 3 valid but unsupported, 4 a file cannot be read or written, 1 other.
+)";
 
 int report(const flamia::Status& status) {
   if (!status.ok()) std::fprintf(stderr, "flamia: error: %s\n", status.message().c_str());
@@ -36,8 +39,11 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", flamia::version());
   app.require_subcommand(1);
   app.footer(kFooter);
+  app.failure_message([](const CLI::App*, const CLI::Error& error) {
+    return std::string("flamia: error: ") + error.what() + "; see flamia --help or flamia COMMAND --help\n";
+  });
   for (auto add : {flamia::cli::add_attend, flamia::cli::add_quantize, flamia::cli::add_accuracy, flamia::cli::add_leak,
-                   flamia::cli::add_recipes, flamia::cli::add_explain, flamia::cli::add_demo})
+                   flamia::cli::add_recipes, flamia::cli::add_explain, flamia::cli::add_demo, flamia::cli::add_bench})
     add(app, &session);
   try {
     app.parse(argc, argv);

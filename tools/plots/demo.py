@@ -107,7 +107,7 @@ def picture_of_p(folder: Path, layer: str) -> None:
         axis.tick_params(length=3)
     axes[0][0].set_ylabel("query")
     bar = figure.colorbar(image, ax=axes[0].tolist(), shrink=0.85, pad=0.01)
-    bar.set_label("mean |P̂ / l − P|")
+    bar.set_label(r"mean $|\hat{P}/l - P|$")
     bar.outline.set_visible(False)
     style.save(figure, folder / f"heatmap-{layer}.png")
 

@@ -39,7 +39,7 @@ Status run(AccuracyFlags& flags, const Session& session) {
     Accuracy accuracy;
     cpu::Probe probe;
     if (Status s = measure_accuracy(inputs, recipe, own, oracle, &accuracy, &probe); !s.ok()) return s;
-    add_accuracy_rows(recipe.name(), accuracy, true, &table);
+    add_accuracy_rows({recipe.name()}, accuracy, &table);
   }
   if (!flags.csv.empty())
     if (Status s = write_file(flags.csv, table.csv()); !s.ok()) return s;
@@ -58,17 +58,18 @@ void add_accuracy(CLI::App& app, Session* session) {
   add_device_flags(command, &flags->options);
   add_report_flags(command, session);
   command->footer(
-      "For O, dQ, dK, dV: cosine, relative L2, and the worst row's error relative to its norm or a tenth of the rms row norm, "
-      "whichever is\n"
-      "more. One line a head (dK, dV: key heads) and one for all: mean cosine and L2, greatest worst row. Then shares over all "
-      "heads:\n"
-      "  p_zero, p_saturated   of visible pairs: P rounded to zero, P beyond the largest code\n"
-      "  ds_zero_q, ds_zero_k  of dS that is not 0: rounded to zero in dQ's and in dK's payload; ds_sat_*: saturated\n"
-      "  ds_lost_q, ds_lost_k  their part of the sum of |dS|\n"
-      "Without dout, and for recipes without a backward pass, the gradients stay blank.\n\n"
-      "Examples:\n"
-      "  flamia accuracy in.safetensors --recipes bf16,mxfp8,mxfp8-exact,fp8-tensor\n"
-      "  flamia accuracy in.safetensors --recipes \"mxfp8,mxfp8 ds=32x32\" --full --csv accuracy.csv");
+      R"(For O, dQ, dK, dV: cosine, relative L2, and the worst row's error relative to its norm or a tenth of the rms row norm, whichever is
+more. One line a head (dK, dV: key heads) and one for all: mean cosine and L2, greatest worst row. Then shares, by query head
+(blank where a scale spans all heads) and over all heads:
+  p_zero, p_saturated   of visible pairs: P rounded to zero, P beyond the largest code
+  ds_zero_q, ds_zero_k  of dS that is not 0: rounded to zero in dQ's and in dK's payload; ds_sat_*: saturated
+  ds_lost_q, ds_lost_k  their part of the sum of |dS|
+Without dout, and for recipes without a backward pass, the gradients stay blank.
+
+Examples:
+  flamia accuracy in.safetensors --recipes bf16,mxfp8,mxfp8-exact,fp8-tensor
+  flamia accuracy in.safetensors --recipes "mxfp8,mxfp8 ds=32x32" --full --csv accuracy.csv
+)");
   command->callback([flags, session] { session->action = [flags, session] { return run(*flags, *session); }; });
 }
 

@@ -83,20 +83,23 @@ void add_attend(CLI::App& app, Session* session) {
   command->add_option("--out", flags->out, "file to write out, lse (and dq, dk, dv) to")->required()->option_text("OUT");
   command->add_flag("--backward", flags->options.backward, "also the gradients dq, dk, dv; needs dout");
   command
-      ->add_option("--out-dtype", flags->options.out_dtype,
-                   "dtype of out: f32 (default) or bf16; gradients stay f32 and do not depend on it")
-      ->transform(CLI::CheckedTransformer(std::vector<std::pair<std::string, DType>>{{"f32", DType::f32}, {"bf16", DType::bf16}}))
+      ->add_option_function<std::string>(
+          "--out-dtype", [flags](const std::string& name) { flags->options.out_dtype = name == "bf16" ? DType::bf16 : DType::f32; },
+          "dtype of out: f32 (default) or bf16; gradients stay f32 and do not depend on it")
+      ->check(CLI::IsMember({"f32", "bf16"}))
       ->option_text("f32|bf16");
   add_mask_flags(command, &flags->mask);
   add_device_flags(command, &flags->options);
   add_report_flags(command, session);
   command->footer(
-      "Writes out [T, H, d], lse [H, T] (natural logarithm, FP32) and with --backward dq, dk, dv, shaped as q, k, v.\n"
-      "A row that sees no key has out 0, lse +inf and gradients 0.\n\n"
-      "Examples:\n"
-      "  flamia attend in.safetensors --recipe mxfp8 --out out.safetensors\n"
-      "  flamia attend in.safetensors --recipe mxfp8-exact --backward --window 256,0 --out grads --json\n"
-      "  flamia attend in.safetensors --recipe bf16 --full --out-dtype bf16 --out /dev/stdout > out");
+      R"(Writes out [T, H, d], lse [H, T] (natural logarithm, FP32) and with --backward dq, dk, dv, shaped as q, k, v.
+A row that sees no key has out 0, lse +inf and gradients 0.
+
+Examples:
+  flamia attend in.safetensors --recipe mxfp8 --out out.safetensors
+  flamia attend in.safetensors --recipe mxfp8-exact --backward --window 256,0 --out grads --json
+  flamia attend in.safetensors --recipe bf16 --full --out-dtype bf16 --out /dev/stdout > out
+)");
   command->callback([flags, session] { session->action = [flags, session] { return run(*flags, *session); }; });
 }
 

@@ -153,11 +153,13 @@ void add_bench(CLI::App& app, Session* session) {
   add_mask_flags(command, &flags->mask);
   add_report_flags(command, session);
   command->footer(
-      "Parts: schedule (work list), quantise (Q, K, V), forward (attention kernel), call (everything).\n\n"
-      "Examples:\n"
-      "  flamia bench --csv bench/results/run.csv --commit $(git rev-parse --short HEAD)\n"
-      "  flamia bench --lengths 4096x16 --heads 32 --key-heads 8 --mode both\n"
-      "  flamia bench --workloads 16x4096,256x256 --full --recipes mxfp8-exact");
+      R"(Parts: schedule (work list), quantise (Q, K, V), forward (attention kernel), call (everything).
+
+Examples:
+  flamia bench --csv bench/results/run.csv --commit $(git rev-parse --short HEAD)
+  flamia bench --lengths 4096x16 --heads 32 --key-heads 8 --mode both
+  flamia bench --workloads 16x4096,256x256 --full --recipes mxfp8-exact
+)");
   command->callback([flags, session] { session->action = [flags, session] { return run(*flags, *session); }; });
 }
 

@@ -42,8 +42,8 @@ struct Tables {
                  {"look_back", "{:.1e}"},
                  {"documents", "{:.1e}"},
                  {"seconds", "{:.3f}"}}};
-  Table accuracy = accuracy_table();
-  Table leak = leak_table();
+  Table accuracy = accuracy_table({{"input", ""}, {"recipe", ""}});
+  Table leak = leak_table({{"input", ""}, {"recipe", ""}});
   Table heatmap = heatmap_table();
 };
 
@@ -94,8 +94,8 @@ Status measure(const DemoInput& input, const Recipe& recipe, const CallOptions& 
                        greatest(most, "earlier", {kO}), greatest(most, "earlier", {kDq}),
                        greatest(most, "earlier_blocks", {kO, kDq}), greatest(most, "look_back", {kDk, kDv}),
                        greatest(most, "other_documents", {kO, kDq, kDk, kDv}), seconds});
-  add_accuracy_rows(input.name + " " + name, accuracy, true, &tables->accuracy);
-  add_leak_rows(input.name + " " + name, leak, &tables->leak);
+  add_accuracy_rows({input.name, name}, accuracy, &tables->accuracy);
+  add_leak_rows({input.name, name}, leak, &tables->leak);
   add_heatmap_rows(input.name, name, input.inputs, options, oracle, probe.forward_codes, kHeatmapHead, &tables->heatmap);
   return {};
 }
@@ -150,17 +150,15 @@ void add_demo(CLI::App& app, Session* session) {
   add_device_flags(command, &flags->options);
   add_report_flags(command, session);
   command->footer(
-      "Runs quantise + forward + backward on packed documents of a trained byte-level model, with mxfp8 and mxfp8-exact beside "
-      "bf16 and\n"
-      "fp8-tensor. Cosines and worst row: against float64 attention on the unquantised input. leak_*: greatest change of what must "
-      "not\n"
-      "change, relative to the greatest output, 0 = every bit equal (see flamia leak --help). seconds: median of 3 training "
-      "calls.\n"
-      "Writes demo.csv (this table), accuracy.csv (by head), leak.csv (by factor and cut) and heatmap.csv (error of P by 32 x 32 "
-      "block).\n\n"
-      "Examples:\n"
-      "  flamia demo\n"
-      "  flamia demo --data data --out out/demo --json");
+      R"(Runs quantise + forward + backward on packed documents of a trained byte-level model, with mxfp8 and mxfp8-exact beside bf16 and
+fp8-tensor. Cosines and worst row: against float64 attention on the unquantised input. leak_*: greatest change of what must not
+change, relative to the greatest output, 0 = every bit equal (see flamia leak --help). seconds: median of 3 training calls.
+Writes demo.csv (this table), accuracy.csv (by head), leak.csv (by factor and cut) and heatmap.csv (error of P by 32 x 32 block).
+
+Examples:
+  flamia demo
+  flamia demo --data data --out out/demo --json
+)");
   command->callback([flags, session] { session->action = [flags, session] { return run(*flags, *session); }; });
 }
 

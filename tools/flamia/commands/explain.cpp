@@ -7,7 +7,9 @@
 
 #include "command.hpp"
 #include "recipe/guarantee.hpp"
+#include "recipe/lower.hpp"
 #include "recipe/rules.hpp"
+#include "recipe/text_fields.hpp"
 
 namespace flamia::cli {
 namespace {
@@ -17,6 +19,18 @@ struct Explain {
   int head_dim = 128;
 };
 
+/// The quantised copies of Q, K, V and dO: form, the products that read it, the layouts it lies in.
+nlohmann::ordered_json copies_of(const recipe::Lowering& lowering) {
+  nlohmann::ordered_json copies = nlohmann::ordered_json::array();
+  for (const recipe::CopyPlan& copy : lowering.copies) {
+    nlohmann::ordered_json entry{{"operand", recipe::row_of(copy.operand).name}, {"form", recipe::form_text(copy.form)}};
+    for (const recipe::Product product : copy.products) entry["products"].push_back(recipe::name_of(product));
+    for (const recipe::Layout layout : copy.layouts) entry["layouts"].push_back(recipe::name_of(layout));
+    copies.push_back(std::move(entry));
+  }
+  return copies;
+}
+
 Status run(const Explain& flags, const Session& session) {
   Recipe recipe;
   if (Status s = parse_recipe(flags.recipe, &recipe); !s.ok()) return s;
@@ -25,6 +39,7 @@ Status run(const Explain& flags, const Session& session) {
   const std::string text = plan::explain(recipe, architecture, flags.head_dim);
   if (!session.json) return print(text);
   const recipe::Guarantee guarantee = recipe::guarantee(recipe);
+  const recipe::Lowering lowering = recipe::lower(recipe, architecture, flags.head_dim);
   const nlohmann::ordered_json report{{"recipe", recipe.name()},
                                       {"arch", flags.arch},
                                       {"head_dim", flags.head_dim},
@@ -32,6 +47,10 @@ Status run(const Explain& flags, const Session& session) {
                                       {"guarantee", guarantee.sentence(recipe.trains)},
                                       {"documents_isolated", guarantee.documents_isolated},
                                       {"violations", recipe::violations(recipe)},
+                                      {"copies", copies_of(lowering)},
+                                      {"refusals", lowering.refusals},
+                                      {"no_backward", lowering.no_backward},
+                                      {"not_executed", lowering.not_executed},
                                       {"fields", nlohmann::ordered_json::parse(recipe.to_json())},
                                       {"text", text}};
   return print(report.dump(1) + "\n");
@@ -52,10 +71,11 @@ void add_explain(CLI::App& app, Session* session) {
       ->option_text("N");
   add_report_flags(command, session);
   command->footer(
-      "Examples:\n"
-      "  flamia explain --recipe mxfp8-exact\n"
-      "  flamia explain --recipe \"nvfp4\" --arch sm_100 --head-dim 64\n"
-      "  flamia explain --recipe sage3 --json");
+      R"(Examples:
+  flamia explain --recipe mxfp8-exact
+  flamia explain --recipe "nvfp4" --arch sm_100 --head-dim 64
+  flamia explain --recipe sage3 --json
+)");
   command->callback([flags, session] { session->action = [flags, session] { return run(*flags, *session); }; });
 }
 

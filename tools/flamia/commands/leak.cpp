@@ -36,8 +36,8 @@ Status run(LeakFlags& flags, const Session& session) {
     std::vector<LeakRow> rows;
     const auto step = [&](const std::string& what) { progress.step(what); };
     if (Status s = measure_leak(inputs, recipe, own, factors, step, &rows); !s.ok()) return s;
-    add_leak_rows(recipe.name(), rows, &every);
-    add_leak_rows(recipe.name(), summarise(rows), &summary);
+    add_leak_rows({recipe.name()}, rows, &every);
+    add_leak_rows({recipe.name()}, summarise(rows), &summary);
   }
   if (!flags.csv.empty())
     if (Status s = write_file(flags.csv, every.csv()); !s.ok()) return s;
@@ -58,20 +58,18 @@ void add_leak(CLI::App& app, Session* session) {
   add_device_flags(command, &flags->options);
   add_report_flags(command, session);
   command->footer(
-      "Inputs that an output must not depend on are multiplied by each factor, all documents at once, at two cuts per document (at "
-      "a third,\n"
-      "inside a 32-token block, and at two thirds, at the end of one). Printed: the greatest change of O, dQ, dK, dV relative to "
-      "the greatest\n"
-      "output, 0 = every bit equal, and how many elements changed. The table shows the greatest over factors and cuts; --csv and "
-      "--json all.\n"
-      "  earlier, earlier_blocks      O and dQ of earlier tokens when later ones change; *_blocks: outside the changed token's "
-      "32-token block\n"
-      "  look_back, look_back_blocks  dK and dV of tokens that the changed queries do not see\n"
-      "  behind_window                O and dQ of rows whose window begins after the changed tokens (only with --window)\n"
-      "  other_documents              everything of the other documents when one document is multiplied by the greatest factor\n\n"
-      "Examples:\n"
-      "  flamia leak in.safetensors --recipes mxfp8-exact,mxfp8,fp8-tensor\n"
-      "  flamia leak in.safetensors --recipes mxfp8-floor --factors 16 --csv leak.csv --json");
+      R"(Inputs that an output must not depend on are multiplied by each factor, all documents at once, at two cuts per document (at a third,
+inside a 32-token block, and at two thirds, at the end of one). Printed: the greatest change of O, dQ, dK, dV relative to the greatest
+output, 0 = every bit equal, and how many elements changed. The table shows the greatest over factors and cuts; --csv and --json all.
+  earlier, earlier_blocks      O and dQ of earlier tokens when later ones change; *_blocks: outside the changed token's 32-token block
+  look_back, look_back_blocks  dK and dV of tokens that the changed queries do not see
+  behind_window                O and dQ of rows whose window begins after the changed tokens (only with --window)
+  other_documents              everything of the other documents when one document is multiplied by the greatest factor
+
+Examples:
+  flamia leak in.safetensors --recipes mxfp8-exact,mxfp8,fp8-tensor
+  flamia leak in.safetensors --recipes mxfp8-floor --factors 16 --csv leak.csv --json
+)");
   command->callback([flags, session] { session->action = [flags, session] { return run(*flags, *session); }; });
 }
 

@@ -146,6 +146,8 @@ class Output {
     metadata_[name + ".contraction" + suffix] = contraction;
     metadata_[name + ".rule" + suffix] = rule_text(form.rule);
     if (form.tensor_scale != 1.f) metadata_[name + ".tensor_scale" + suffix] = fmt::format("{}", form.tensor_scale);
+    if ((operand == recipe::Operand::q && recipe_.smoothing.q) || (operand == recipe::Operand::k && recipe_.smoothing.k))
+      metadata_[name + ".smoothing"] = "the recipe subtracts a mean over tokens first; these are the codes of the tensor itself";
     if (input.rotate) metadata_[name + ".rotation"] = "signs, then Hadamard / sqrt(d)";
     return {};
   }
@@ -163,10 +165,6 @@ Status run(const Quantize& flags, const Session& session) {
     return Status::invalid("--json and --out " + flags.out + " both write to standard output; drop one of them");
   Recipe recipe;
   if (Status s = parse_recipe(flags.recipe, &recipe); !s.ok()) return s;
-  if (recipe.smoothing.q || recipe.smoothing.k)
-    return Status::unsupported(
-        "--recipe " + recipe.name() +
-        ": subtracts means over tokens from q or k, which `flamia quantize` does not do; mxfp8 and nvfp4 have no such means");
   if (flags.options.device != Device::cpu)
     return Status::unsupported(
         "--device cuda: `flamia quantize` runs on the CPU; its codes are the GPU's bit for bit, so use --device cpu");
@@ -210,17 +208,16 @@ void add_quantize(CLI::App& app, Session* session) {
   add_device_flags(command, &flags->options);
   add_report_flags(command, session);
   command->footer(
-      "Writes for X in q, k, v, dout (the tensors themselves; q and k after rotation) X.codes and X.scales, and X.codes2 and "
-      "X.scales2\n"
-      "where the recipe quantises the second use differently. Codes: F8_E4M3 or I8, shaped as X; 4 bits: U8 [T, heads, d/2], low "
-      "nibble\n"
-      "first; unquantised: BF16 without scales. Scales: powers of two as F8_E8M0, NVFP4's as F8_E4M3, others F32. Token blocks\n"
-      "[sum of ceil(L/32), heads], per token [T, heads], 1xn along d [T, heads, d/n], per tensor [1]. The metadata says "
-      "granularity,\n"
-      "contraction and rule of each.\n\n"
-      "Examples:\n"
-      "  flamia quantize in.safetensors --recipe mxfp8 --out codes.safetensors\n"
-      "  flamia quantize in.safetensors --recipe nvfp4 --out codes --json");
+      R"(Writes for X in q, k, v, dout (the tensors themselves; q and k after rotation) X.codes and X.scales, and X.codes2 and X.scales2
+where the recipe quantises the second use differently. Codes: F8_E4M3 or I8, shaped as X; 4 bits: U8 [T, heads, d/2], low nibble
+first; unquantised: BF16 without scales. Scales: powers of two as F8_E8M0, NVFP4's as F8_E4M3, others F32. Token blocks
+[sum of ceil(L/32), heads], per token [T, heads], 1xn along d [T, heads, d/n], per tensor [1]. The metadata says granularity,
+contraction and rule of each.
+
+Examples:
+  flamia quantize in.safetensors --recipe mxfp8 --out codes.safetensors
+  flamia quantize in.safetensors --recipe nvfp4 --out codes --json
+)");
   command->callback([flags, session] { session->action = [flags, session] { return run(*flags, *session); }; });
 }
 

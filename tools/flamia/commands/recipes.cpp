@@ -5,20 +5,21 @@
 #include <nlohmann/json.hpp>
 
 #include "command.hpp"
-#include "kernels/cpu/forward.hpp"
 #include "recipe/guarantee.hpp"
+#include "recipe/lower.hpp"
 #include "table.hpp"
 
 namespace flamia::cli {
 namespace {
 
-bool runs_on_cpu(const Recipe& recipe) {
-  Problem problem;
-  problem.tokens = 128;
-  problem.query_heads = problem.key_heads = 1;
-  problem.head_dim = 128;
-  problem.scale = 0.088388f;
-  return cpu::check(problem, recipe).ok();
+constexpr int kHeadDim = 128;
+
+/// Architectures on which this version runs the recipe, as in `flamia explain --arch`.
+std::vector<std::string> runs_on(const Recipe& recipe) {
+  std::vector<std::string> names;
+  for (const plan::ArchitectureFacts& facts : plan::architectures())
+    if (recipe::can_run(recipe, facts.id, kHeadDim, recipe.trains).ok()) names.emplace_back(facts.name);
+  return names;
 }
 
 Status run(const Session& session) {
@@ -27,12 +28,13 @@ Status run(const Session& session) {
   for (const std::string& name : recipe_names()) {
     Recipe recipe;
     if (Status s = Recipe::parse(name, &recipe); !s.ok()) return s;
-    const bool cpu = runs_on_cpu(recipe);
-    table.add({name, std::string(recipe.trains ? "yes" : "no"), std::string(cpu ? "cpu" : "-"), recipe_summary(name)});
+    const std::vector<std::string> machines = runs_on(recipe);
+    table.add({name, std::string(recipe.trains ? "yes" : "no"),
+               machines.empty() ? Cell() : Cell(fmt::format("{}", fmt::join(machines, " "))), recipe_summary(name)});
     all.push_back({{"name", name},
                    {"summary", recipe_summary(name)},
                    {"trains", recipe.trains},
-                   {"runs_on", cpu ? nlohmann::ordered_json{"cpu"} : nlohmann::ordered_json::array()},
+                   {"runs_on", machines},
                    {"guarantee", recipe::guarantee(recipe).sentence(recipe.trains)},
                    {"hash", fmt::format("{:016x}", recipe.hash())},
                    {"recipe", nlohmann::ordered_json::parse(recipe.to_json())}});
@@ -46,12 +48,13 @@ void add_recipes(CLI::App& app, Session* session) {
   CLI::App* command = app.add_subcommand("recipes", "the named recipes");
   add_report_flags(command, session);
   command->footer(
-      "A recipe can be varied: \"mxfp8 ds=32x32\". `flamia explain --recipe R` says what it means. --json gives every field, the "
-      "guarantee\n"
-      "and the hash.\n\n"
-      "Examples:\n"
-      "  flamia recipes\n"
-      "  flamia recipes --json");
+      R"(A recipe can be varied: "mxfp8 ds=32x32". `flamia explain --recipe R` says what it means. --json gives every field, the guarantee
+and the hash.
+
+Examples:
+  flamia recipes
+  flamia recipes --json
+)");
   command->callback([session] { session->action = [session] { return run(*session); }; });
 }
 

@@ -7,6 +7,7 @@
 #include "api/dispatch.hpp"
 #include "api/plan_impl.hpp"
 #include "kernels/cuda/backend/forward_call.hpp"
+#include "recipe/lower.hpp"
 
 namespace flamia::cuda {
 namespace {
@@ -27,28 +28,21 @@ Status check_device() {
 }
 
 Status check(const Problem& problem, const Recipe& recipe, const PlanOptions& options) {
-  HopperForm form;
-  if (Status s = hopper_form(recipe, &form); !s.ok()) return s;
-  if (problem.head_dim != 64 && problem.head_dim != 128)
-    return Status::unsupported("head_dim = " + std::to_string(problem.head_dim) +
-                               " does not run on sm_90; 64 and 128 do, and the CPU backend takes every multiple of 16 up to 256");
-  if (Status s = schedule::gpu::check(forward_shape(problem, form)); !s.ok()) return s;
-  if (options.training)
-    return Status::unsupported(
-        "device cuda has no backward pass in this version: plan with training = false, or use the CPU backend");
+  if (Status s = recipe::can_run(recipe, plan::Architecture::sm_90, problem.head_dim, options.training); !s.ok()) return s;
+  if (Status s = schedule::gpu::check(forward_shape(problem, hopper_form(recipe))); !s.ok()) return s;
   return check_device();
 }
 
 std::size_t saved_bytes(const Problem& problem, const Recipe& recipe, const PlanOptions& options) {
-  return forward_memory(problem, form_of(recipe), options, nullptr, nullptr).saved_bytes;
+  return forward_memory(problem, hopper_form(recipe), options, nullptr, nullptr).saved_bytes;
 }
 
 std::size_t workspace_bytes(const Problem& problem, const Recipe& recipe, const PlanOptions& options, Pass pass) {
-  return pass == Pass::forward ? forward_memory(problem, form_of(recipe), options, nullptr, nullptr).workspace_bytes : 0;
+  return pass == Pass::forward ? forward_memory(problem, hopper_form(recipe), options, nullptr, nullptr).workspace_bytes : 0;
 }
 
 std::string explain(const Problem& problem, const Recipe& recipe, const PlanOptions& options) {
-  const HopperForm form = form_of(recipe);
+  const HopperForm form = hopper_form(recipe);
   const ForwardMemory memory = forward_memory(problem, form, options, nullptr, nullptr);
   return "sm_90, query tile " + std::to_string(sm90::query_tile(forward_config(problem, form))) + ", key tile " +
          std::to_string(sm90::kKeyTile) + ", saved " + std::to_string(memory.saved_bytes) + " bytes, workspace " +

@@ -21,7 +21,7 @@ struct HopperForm {
   sm90::RowReference reference = sm90::RowReference::phase32;
 };
 
-/// unsupported, naming every field that the kernels do not execute, with the nearest recipes that they do.
-Status hopper_form(const Recipe& recipe, HopperForm* form);
+/// Of a recipe that recipe::can_run accepts for sm_90.
+HopperForm hopper_form(const Recipe& recipe);
 
 }  // namespace flamia::cuda

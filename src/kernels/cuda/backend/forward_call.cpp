@@ -8,8 +8,8 @@
 namespace flamia::cuda {
 namespace {
 
-/// Half of the L2 cache for the keys and values of the heads that are worked on together; queries and outputs stream through the rest.
-constexpr std::int64_t kL2Share = 30 << 20;
+/// More than half of the L2 cache for the keys and values of the heads that are worked on together; queries and outputs stream through the rest.
+constexpr std::int64_t kL2Share = 36 << 20;
 
 /// The kernels' window: -1 where nothing limits it.
 int window(std::int64_t reach) { return reach < 0 || reach > INT32_MAX ? -1 : static_cast<int>(reach); }
@@ -21,18 +21,12 @@ Status device_status(cudaError_t error, const char* what) {
   return {StatusCode::device_error, std::string(what) + ": " + cudaGetErrorName(error) + ", " + cudaGetErrorString(error)};
 }
 
-HopperForm form_of(const Recipe& recipe) {
-  HopperForm form;
-  (void)hopper_form(recipe, &form);
-  return form;
-}
-
 ForwardCall::ForwardCall(const Plan& plan, const ForwardTensors& tensors, void* saved, void* workspace, cudaStream_t stream)
     : problem_(plan.problem()),
       training_(plan.options().training),
       tensors_(tensors),
       stream_(stream),
-      form_(form_of(plan.recipe())),
+      form_(hopper_form(plan.recipe())),
       memory_(forward_memory(problem_, form_, plan.options(), saved, workspace)),
       slots_(slots_of(problem_)),
       shape_(forward_shape(problem_, form_)),

@@ -33,8 +33,6 @@ class ForwardCall {
   schedule::gpu::View schedule_;
 };
 
-/// The form of a recipe that Plan::create has accepted.
-HopperForm form_of(const Recipe& recipe);
 Status device_status(cudaError_t error, const char* what);
 
 }  // namespace flamia::cuda

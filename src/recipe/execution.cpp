@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "recipe/execution.hpp"
+
+#include <array>
+#include <utility>
+
+#include "recipe/rules.hpp"
+
+namespace flamia::recipe {
+namespace {
+
+class Gaps {
+ public:
+  void unless(bool computed, std::string sentence) {
+    if (!computed) gaps_.push_back(std::move(sentence));
+  }
+  std::vector<std::string> take() { return std::move(gaps_); }
+
+ private:
+  std::vector<std::string> gaps_;
+};
+
+std::vector<std::string> cpu_gaps(const Recipe& recipe) {
+  Gaps gaps;
+  bool elements = true, scales = true;
+  for (const Place& place : places(recipe, !recipe.trains)) {
+    elements = elements && (place.form.element == Element::bf16 || place.form.element == Element::e4m3);
+    scales = scales && !(place.form.group.kind == Group::Kind::blocks && place.form.scale == ScaleType::f32);
+  }
+  gaps.unless(elements, "an operand is neither BF16 nor E4M3");
+  gaps.unless(scales, "an operand has FP32 scales per block");
+  gaps.unless(!recipe.smoothing.q && !recipe.smoothing.k, "Q or K is smoothed");
+  gaps.unless(!recipe.d_out_times_v_bf16, "dO times V stays in BF16");
+  gaps.unless(recipe.softmax.exp2 != Exp2::direct, "P comes straight from the bits of the scores");
+  return gaps.take();
+}
+
+/// One quantised form that serves both products, as the quantiser of the GPU writes it.
+void check_hopper_operand(const char* name, const OperandPolicy& policy, bool may_be_sticky, Gaps& gaps) {
+  const Quantisation& form = policy.first;
+  const bool group = form.group == Group{Group::Kind::tensor, 0, 0} || form.group == Group{Group::Kind::blocks, 32, 0} ||
+                     form.group == Group{Group::Kind::blocks, 1, 0};
+  const std::string operand(name);
+  gaps.unless(policy.first == policy.second, operand + " has two forms");
+  gaps.unless(form.element == Element::e4m3 && form.scale == ScaleType::ue8m0 && form.rule == ScaleRule::ceil,
+              operand + " is not E4M3 with power-of-two scales by the ceil rule");
+  gaps.unless(group, operand + " shares its scales by another group than a tensor, 32 tokens or one token");
+  gaps.unless(!form.sticky || (may_be_sticky && form.group.kind == Group::Kind::blocks), operand + " is sticky");
+}
+
+std::vector<std::string> hopper_gaps(const Recipe& recipe) {
+  Gaps gaps;
+  check_hopper_operand("Q", recipe.q, false, gaps);
+  check_hopper_operand("K", recipe.k, true, gaps);
+  check_hopper_operand("V", recipe.v, true, gaps);
+  check_hopper_operand("dO", recipe.d_out, false, gaps);
+  gaps.unless(recipe.p.first.element == Element::e4m3 && recipe.p.first.group.kind == Group::Kind::constant &&
+                  recipe.p.first == recipe.p.second,
+              "P is not E4M3 with a constant scale");
+  gaps.unless(recipe.softmax.exp2 == Exp2::hardware, "exp2 is not the hardware's");
+  gaps.unless(recipe.softmax.sum == SumOf::codes, "l sums unrounded probabilities");
+  gaps.unless(recipe.accumulation.promote_keys == 128, "O is not promoted every 128 keys");
+  gaps.unless(recipe.safety == SafetyPolicy{}, "exponents are folded per key on the diagonal tile");
+  gaps.unless(recipe.smoothing == SmoothingPolicy{}, "Q or K is smoothed");
+  return gaps.take();
+}
+
+}  // namespace
+
+std::vector<std::string> execution_gaps(const Recipe& recipe, plan::Architecture architecture) {
+  switch (architecture) {
+    case plan::Architecture::cpu: return cpu_gaps(recipe);
+    case plan::Architecture::sm_90: return hopper_gaps(recipe);
+    case plan::Architecture::sm_100: return {"no kernel for it exists"};
+  }
+  return {};
+}
+
+std::vector<std::string> backward_gaps(const Recipe&, plan::Architecture architecture) {
+  if (architecture == plan::Architecture::cpu) return {};
+  return {"no backward pass for it exists; the CPU backend has one"};
+}
+
+}  // namespace flamia::recipe
