@@ -31,7 +31,7 @@ enum {
   FLAMIA_UNSUPPORTED = 2,      /* valid, but this recipe, device or build does not do it */
   FLAMIA_OUT_OF_MEMORY = 3,
   FLAMIA_IO_ERROR = 4,
-  FLAMIA_DEVICE_ERROR = 5 /* a CUDA call failed */
+  FLAMIA_DEVICE_ERROR = 5 /* a CUDA call or the system failed */
 };
 
 typedef int32_t flamia_dtype; /* one of: */

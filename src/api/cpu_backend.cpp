@@ -17,10 +17,11 @@ Status documents_of(const Problem& problem, const std::int32_t* cu_seqlens, sche
 
 Status check(const Problem& problem, const Recipe& recipe, const PlanOptions& options) {
   if (problem.head_dim % 16 != 0 || problem.head_dim < 16 || problem.head_dim > 256)
-    return Status::invalid("head_dim = " + std::to_string(problem.head_dim) +
-                           " but the CPU backend takes multiples of 16 from 16 to 256; pad q, k, v with zero channels (and set scale)");
+    return Status::invalid(
+        "head_dim = " + std::to_string(problem.head_dim) +
+        " but the CPU backend takes multiples of 16 from 16 to 256; pad q, k, v with zero channels (and set scale)");
   if (Status s = recipe::can_run(recipe, plan::Architecture::cpu, problem.head_dim, options.training); !s.ok())
-    return {s.code(), "recipe \"" + recipe.name() + "\": " + s.message()};
+    return {s.code(), s.message().starts_with("recipe ") ? s.message() : "recipe \"" + recipe.name() + "\": " + s.message()};
   return cpu::check(problem, recipe);
 }
 

@@ -38,7 +38,8 @@ Reference reference(const Sample& s, bool causal, std::int64_t left, std::int64_
           if ((causal && j > i) || (left >= 0 && j < i - left) || (right >= 0 && j > i + right)) continue;
           double dot = 0;
           for (std::int64_t c = 0; c < dim; ++c)
-            dot += double{q[static_cast<std::size_t>((i * heads + h) * dim + c)]} * k[static_cast<std::size_t>((j * key_heads + kh) * dim + c)];
+            dot += double{q[static_cast<std::size_t>((i * heads + h) * dim + c)]} *
+                   k[static_cast<std::size_t>((j * key_heads + kh) * dim + c)];
           scores[static_cast<std::size_t>(j)] = scale * dot;
           top = std::max(top, scale * dot);
         }
@@ -48,7 +49,8 @@ Reference reference(const Sample& s, bool causal, std::int64_t left, std::int64_
         for (std::int64_t j = offsets[b - 1]; j < offsets[b]; ++j)
           for (std::int64_t c = 0; c < dim; ++c)
             r.out[static_cast<std::size_t>((i * heads + h) * dim + c)] +=
-                std::exp(scores[static_cast<std::size_t>(j)] - top) / sum * v[static_cast<std::size_t>((j * key_heads + kh) * dim + c)];
+                std::exp(scores[static_cast<std::size_t>(j)] - top) / sum *
+                v[static_cast<std::size_t>((j * key_heads + kh) * dim + c)];
       }
   return r;
 }
@@ -127,7 +129,8 @@ TEST_F(Attend, ShapesAndDtypes) {
   for (const char* name : {"out", "dq", "dk", "dv"}) {  // the ten tokens after the last document
     const std::vector<float> values = read(folder / "out", name).f32();
     const std::size_t row = values.size() / 150;
-    EXPECT_TRUE(std::all_of(values.begin() + static_cast<std::ptrdiff_t>(140 * row), values.end(), [](float x) { return x == 0.f; }));
+    EXPECT_TRUE(
+        std::all_of(values.begin() + static_cast<std::ptrdiff_t>(140 * row), values.end(), [](float x) { return x == 0.f; }));
     EXPECT_TRUE(std::any_of(values.begin(), values.end(), [](float x) { return x != 0.f; }));
   }
 }
@@ -139,7 +142,8 @@ TEST_F(Attend, GradientsDoNotDependOnTheOutputsDtype) {
   EXPECT_EQ(narrow.info.dtype, "BF16");
   const std::vector<std::uint8_t> rounded = Sample::encode(wide.f32(), "BF16");
   EXPECT_EQ(narrow.bytes, rounded);
-  for (const char* name : {"lse", "dq", "dk", "dv"}) EXPECT_EQ(read(folder / "f32", name).bytes, read(folder / "bf16", name).bytes) << name;
+  for (const char* name : {"lse", "dq", "dk", "dv"})
+    EXPECT_EQ(read(folder / "f32", name).bytes, read(folder / "bf16", name).bytes) << name;
 }
 
 TEST_F(Attend, ThreadsChangeNothing) {
@@ -161,7 +165,8 @@ TEST_F(Attend, InputDtypes) {
 }
 
 TEST_F(Attend, Json) {
-  const Outcome outcome = run({"attend", folder / "in", "--recipe", "mxfp8", "--backward", "--json", "--progress", "--out", folder / "out"});
+  const Outcome outcome =
+      run({"attend", folder / "in", "--recipe", "mxfp8", "--backward", "--json", "--progress", "--out", folder / "out"});
   ASSERT_EQ(outcome.code, 0);
   const nlohmann::json report = nlohmann::json::parse(outcome.out);
   EXPECT_EQ(report["recipe"], "mxfp8");

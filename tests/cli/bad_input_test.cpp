@@ -142,10 +142,12 @@ TEST_F(BadInput, Usage) {
   refused(in, 2, {"--scale"}, {"--scale", "nan"});
   refused(in, 2, {"--scale"}, {"--scale", "-1"});
   refused(in, 2, {"--threads"}, {"--threads", "-1"});
-  refused(in, 2, {"--device"}, {"--device", "tpu"});
-  refused(in, 2, {"--out-dtype"}, {"--out-dtype", "f64"});
+  refused(in, 2, {"--device", "tpu", "cpu", "cuda"}, {"--device", "tpu"});
+  refused(in, 2, {"--out-dtype", "f64", "bf16"}, {"--out-dtype", "f64"});
   refused(in, 2, {"--nonsense"}, {"--nonsense"});
+#if !defined(FLAMIA_TESTS_WITH_CUDA)
   refused(in, 3, {"cuda"}, {"--device", "cuda"});
+#endif
   Sample no_gradient;
   no_gradient.with_gradient = false;
   refused(no_gradient, 2, {"--backward", "dout"}, {"--backward"});

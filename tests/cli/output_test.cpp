@@ -42,6 +42,16 @@ TEST_F(Output, MayBeTheInput) {
   EXPECT_EQ(read(folder / "in", "out").info.dtype, "F32");
 }
 
+TEST_F(Output, TheInputMayBeAPipe) {
+  ASSERT_EQ(attend(folder / "file").code, 0);
+  const std::string pipe = folder / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  std::thread writer([&] { std::ofstream(pipe, std::ios::binary) << contents(folder / "in"); });
+  EXPECT_EQ(run({"attend", pipe, "--recipe", "bf16", "--out", folder / "piped"}).code, 0);
+  writer.join();
+  EXPECT_EQ(contents(folder / "piped"), contents(folder / "file"));
+}
+
 TEST_F(Output, FollowsLinks) {
   ::mkdir((folder / "elsewhere").c_str(), 0755);
   ASSERT_EQ(::symlink("elsewhere/result", (folder / "link").c_str()), 0);
