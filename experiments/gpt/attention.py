@@ -107,3 +107,6 @@ def _varlen(argument: str, row: int) -> Attention:
     def attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
         return varlen_attn(q, k, v, cu_seqlens, cu_seqlens, row, row, scale=scale, window_size=(-1, 0))
     return attention
+
+
+import flamia_attention  # noqa: E402, F401 -- registers `flamia:<recipe>`; needs `register` above

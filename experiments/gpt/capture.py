@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--run", type=Path, required=True, help="folder that train.py wrote")
     add("--data", type=Path, required=True, help="the file that the run was trained on")
     add("--out", type=Path, required=True, help="folder for the two files")
-    add("--early", type=int, default=1, help="index of the early layer, from 0")
+    add("--early", type=int, default=0, help="index of the early layer, from 0")
     add("--late", type=int, default=-1, help="index of the late layer; -1 is the last one")
     add("--heads", type=int, nargs="+", default=[0, 3, 6])
     add("--min-documents", type=int, default=5)

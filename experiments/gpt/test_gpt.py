@@ -125,7 +125,7 @@ def test_exact_attention_against_float64() -> None:
 
 
 def test_unknown_attention_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="'flash9' is unknown.*exact, sdpa, varlen"):
+    with pytest.raises(ValueError, match="'flash9' is unknown.*exact, flamia, sdpa, varlen"):
         attentions.make("flash9", 128)
 
 

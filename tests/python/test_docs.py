@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What docs/pytorch.md shows runs as it stands there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="flamia's Python tests need PyTorch 2.11 or later")
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/pytorch.md"
+
+
+def blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+def test_training_script_lowers_the_loss() -> None:
+    script, = (b for b in blocks() if "optimizer.step()" in b)
+    assert len([line for line in script.splitlines() if line.strip()]) <= 32
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    losses = [float(x) for x in re.findall(r"loss ([0-9.]+)", done.stdout)]
+    assert len(losses) == 6 and losses[0] > 5 and losses[-1] < 2.6, done.stdout
+
+
+def test_the_other_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    q, k, v = (torch.randn(64, 4, 64, requires_grad=True) for _ in range(3))
+    model = torch.nn.Linear(4, 4)
+    given = {"torch": torch, "q": q, "k": k, "v": v, "cu_seqlens": torch.tensor([0, 20, 64], dtype=torch.int32), "model": model}
+    others = [b for b in blocks() if "optimizer.step()" not in b]
+    assert others
+    for block in others:
+        exec(compile(block, PAGE.name, "exec"), dict(given))

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""experiments/gpt trains with flamia's attention."""
+
+from __future__ import annotations
+
+import csv
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="flamia's Python tests need PyTorch 2.11 or later")
+pytest.importorskip("numpy", reason="the GPT experiment needs numpy: pip install numpy")
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments/gpt"))
+
+import attention as attentions  # noqa: E402
+import train  # noqa: E402
+from corpus import write_corpus  # noqa: E402
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    words = ["attention", "key", "query", "value", "scale", "tile", "block", "row", "softmax"]
+    rng = random.Random(7)
+    documents = [" ".join(rng.choices(words, k=rng.randint(3, 40))).encode() for _ in range(300)]
+    write_corpus(tmp_path / "corpus.bin.xz", documents[:240], documents[240:])
+    return tmp_path / "corpus.bin.xz"
+
+
+def losses(corpus: Path, out: Path, *more: str) -> tuple[list[float], dict[str, float]]:
+    arguments = ["--data", str(corpus), "--out", str(out), "--layers", "2", "--width", "64", "--head-dim", "16", "--context", "128",
+                 "--rows", "4", "--steps", "16", "--warmup", "4", "--lr", "3e-3", "--log-every", "2", "--eval-every", "16",
+                 "--eval-rows", "8", "--checkpoint-every", "16", "--device", "cpu", *more]
+    result = train.train(train.arguments(arguments))
+    with (out / "train.csv").open(newline="") as source:
+        return [float(line["loss"]) for line in csv.DictReader(source)], result
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8-exact"])
+def test_trains(corpus: Path, tmp_path: Path, recipe: str) -> None:
+    curve, result = losses(corpus, tmp_path / "own", "--attention", f"flamia:{recipe}")
+    exact, _ = losses(corpus, tmp_path / "exact", "--attention", "exact")
+    assert curve[-1] < curve[0] - 1
+    assert curve != exact and all(abs(a - b) < 0.05 for a, b in zip(curve, exact, strict=True))
+    assert abs(result["val_loss_own"] - result["val_loss_exact"]) < 0.05
+
+
+def test_the_recipe_is_checked_before_training() -> None:
+    with pytest.raises(ValueError, match="mxfp9"):
+        attentions.make("flamia:mxfp9", 128)
+    with pytest.raises(ValueError, match="needs a recipe"):
+        attentions.make("flamia", 128)
