@@ -48,8 +48,8 @@ FLAMIA_FN float hopper_dot(float c, const float* a, std::int64_t a_stride, const
       detail::split(a[k * a_stride], s, e);
       detail::split(b[k * b_stride], t, f);
       // codes have 4 significand bits: move subnormal codes to the exponent of their format
-      if (e < kLeast) s >>= kLeast - e, e = kLeast;
-      if (f < kLeast) t >>= kLeast - f, f = kLeast;
+      if (e < kLeast) s = detail::shift_toward_zero(s, e - kLeast), e = kLeast;
+      if (f < kLeast) t = detail::shift_toward_zero(t, f - kLeast), f = kLeast;
       significand[k] = (s >> 12) * (t >> 12) * 2;  // value = significand * 2^(e + f - 23): 11 + 11 + 1 = 23 fractional bits
       exponent[k] = e + f;
     }

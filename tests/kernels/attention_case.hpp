@@ -14,9 +14,10 @@
 #include <vector>
 
 #include "kernels/cpu/backward.hpp"
-#include "kernels/cpu/driver.hpp"
 #include "kernels/cpu/forward.hpp"
 #include "kernels/cpu/oracle.hpp"
+#include "kernels/cpu/with_isa.hpp"
+#include "numerics/format.hpp"
 
 namespace flamia::test {
 
@@ -47,16 +48,18 @@ struct Input {
   float* k_row(std::int64_t token, int head) { return row(k, token, head, problem.key_heads); }
   float* v_row(std::int64_t token, int head) { return row(v, token, head, problem.key_heads); }
   float* d_o_row(std::int64_t token, int head) { return row(d_o, token, head, problem.query_heads); }
-  float* row(std::vector<float>& x, std::int64_t token, int head, int heads) const { return x.data() + (token * heads + head) * problem.head_dim; }
+  float* row(std::vector<float>& x, std::int64_t token, int head, int heads) const {
+    return x.data() + (token * heads + head) * problem.head_dim;
+  }
 };
 
 inline TensorView view(const std::vector<float>& x) { return {x.data(), DType::f32, 0, 0}; }
-inline MutableTensorView view(std::vector<float>& x) { return {x.data(), DType::f32, 0, 0}; }
+inline MutableTensorView writable(std::vector<float>& x) { return {x.data(), DType::f32, 0, 0}; }
 
 struct Shape {
   std::vector<std::int64_t> lengths;
   int query_heads = 1, key_heads = 1, head_dim = 128;
-  Mask mask;
+  Mask mask = {};
   std::int64_t tail = 0;  // tokens after the last document
 };
 
@@ -97,7 +100,8 @@ struct Result {
 };
 
 struct AlignedBytes {
-  explicit AlignedBytes(std::size_t bytes) : memory(static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 127) / 64 * 64)), std::free), size(bytes) {
+  explicit AlignedBytes(std::size_t bytes)
+      : memory(static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 127) / 64 * 64)), std::free), size(bytes) {
     std::memset(memory.get(), 0xff, (bytes + 127) / 64 * 64);  // NaN: whatever is read before it is written shows
   }
   std::unique_ptr<std::byte, decltype(&std::free)> memory;
@@ -105,7 +109,7 @@ struct AlignedBytes {
 };
 
 struct RunOptions {
-  int threads = 2;
+  int threads = 1;  // small problems: waiting threads cost more than they bring on a busy machine
   cpu::Isa isa = cpu::Isa::best;
   cpu::Probe* probe = nullptr;
   bool backward = true;
@@ -119,17 +123,18 @@ inline Result run(const Input& in, const Recipe& recipe, const RunOptions& optio
   r.o.assign(in.q.size(), NAN);
   r.lse.assign(static_cast<std::size_t>(p.query_heads * p.tokens), NAN);
   AlignedBytes saved(cpu::saved_bytes(p, recipe, true)), forward(cpu::workspace_bytes(p, recipe, Pass::forward, options.threads));
-  ForwardTensors tensors{view(in.q), view(in.k), view(in.v), in.cu_seqlens.data(), view(r.o), r.lse.data()};
-  Status status = cpu::forward_with(options.isa, p, recipe, documents, tensors, options.backward ? saved.memory.get() : nullptr, forward.memory.get(), options.threads, options.probe);
+  ForwardTensors tensors{view(in.q), view(in.k), view(in.v), in.cu_seqlens.data(), writable(r.o), r.lse.data()};
+  Status status = cpu::forward_with(options.isa, p, recipe, documents, tensors, options.backward ? saved.memory.get() : nullptr,
+                                    forward.memory.get(), options.threads, options.probe);
   EXPECT_TRUE(status.ok()) << status.message();
   if (!options.backward) return r;
   r.d_q.assign(in.q.size(), NAN);
   r.d_k.assign(in.k.size(), NAN);
   r.d_v.assign(in.v.size(), NAN);
   AlignedBytes backward(cpu::workspace_bytes(p, recipe, Pass::backward, options.threads));
-  const std::vector<float>& o = r.o;
-  BackwardTensors gradients{view(o), view(in.d_o), in.cu_seqlens.data(), view(r.d_q), view(r.d_k), view(r.d_v)};
-  status = cpu::backward_with(options.isa, p, recipe, documents, gradients, saved.memory.get(), backward.memory.get(), options.threads, options.probe);
+  BackwardTensors gradients{view(r.o), view(in.d_o), in.cu_seqlens.data(), writable(r.d_q), writable(r.d_k), writable(r.d_v)};
+  status = cpu::backward_with(options.isa, p, recipe, documents, gradients, saved.memory.get(), backward.memory.get(),
+                              options.threads, options.probe);
   EXPECT_TRUE(status.ok()) << status.message();
   return r;
 }
@@ -138,7 +143,7 @@ inline cpu::OracleResult truth(const Input& in, bool backward = true) {
   cpu::OracleResult result;
   ForwardTensors tensors{view(in.q), view(in.k), view(in.v), in.cu_seqlens.data(), {}, nullptr};
   const TensorView d_o = view(in.d_o);
-  const Status status = cpu::oracle(in.problem, in.documents(), tensors, backward ? &d_o : nullptr, 2, &result);
+  const Status status = cpu::oracle(in.problem, in.documents(), tensors, backward ? &d_o : nullptr, 1, &result);
   EXPECT_TRUE(status.ok()) << status.message();
   return result;
 }
@@ -148,7 +153,10 @@ template <class T>
 std::vector<double> head_of(const std::vector<T>& x, int head, int heads, int dim) {
   std::vector<double> out;
   for (std::size_t i = 0; i < x.size() / static_cast<std::size_t>(heads * dim); ++i)
-    for (int c = 0; c < dim; ++c) out.push_back(static_cast<double>(x[(i * static_cast<std::size_t>(heads) + static_cast<std::size_t>(head)) * static_cast<std::size_t>(dim) + static_cast<std::size_t>(c)]));
+    for (int c = 0; c < dim; ++c)
+      out.push_back(static_cast<double>(
+          x[(i * static_cast<std::size_t>(heads) + static_cast<std::size_t>(head)) * static_cast<std::size_t>(dim) +
+            static_cast<std::size_t>(c)]));
   return out;
 }
 

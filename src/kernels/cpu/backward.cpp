@@ -12,7 +12,8 @@ namespace {
 /// One scale of dS for the call: a power of two, or amax / 448.
 float scale_of_ds(const Payload& form, float amax) {
   if (form.amax) return amax > 0.f ? amax / 448.f : 1.f;
-  return numerics::pow2(form.floor ? numerics::floor_exponent<numerics::kE4M3>(amax) : numerics::ceil_exponent<numerics::kE4M3>(amax));
+  return numerics::pow2(form.floor ? numerics::floor_exponent<numerics::kE4M3>(amax)
+                                   : numerics::ceil_exponent<numerics::kE4M3>(amax));
 }
 
 /// The control that leaks: every row of a document takes the smallest pre-scale among its rows.
@@ -26,13 +27,14 @@ void share_pre_scale(const BackwardCall& call, const WorkTable& table, int threa
 
 }  // namespace
 
-Status backward_with(Isa isa, const Problem& problem, const Recipe& recipe, const schedule::Documents& documents, const BackwardTensors& tensors,
-                     const void* saved, void* workspace, int threads, Probe* probe) {
+Status backward_with(Isa isa, const Problem& problem, const Recipe& recipe, const schedule::Documents& documents,
+                     const BackwardTensors& tensors, const void* saved, void* workspace, int threads, Probe* probe) {
   Settings settings;
   if (Status status = lower(problem, recipe, &settings); !status.ok()) return status;
   if (Status status = check_call(problem, documents, isa); !status.ok()) return status;
   if (!recipe.trains)
-    return Status::unsupported("recipe \"" + recipe.name() + "\" has no backward pass; for training use \"mxfp8\" or \"mxfp8-exact\"");
+    return Status::unsupported("recipe \"" + recipe.name() +
+                               "\" has no backward pass; for training use \"mxfp8\" or \"mxfp8-exact\"");
   threads = thread_count(threads);
   const SavedLayout layout = saved_layout(problem, recipe, true);
   const WorkspaceLayout work = workspace_layout(problem, recipe, Pass::backward, threads);
@@ -40,7 +42,9 @@ Status backward_with(Isa isa, const Problem& problem, const Recipe& recipe, cons
   const auto* kept = static_cast<const char*>(saved);
   const BlockSizes sizes = block_sizes(recipe);
   const WorkTable table(documents, sizes, base + work.table);
-  const auto operand = [&](FormIndex index, int heads) { return operand_at(layout.forms[index], saved, sizes, heads, problem.head_dim); };
+  const auto operand = [&](FormIndex index, int heads) {
+    return operand_at(layout.forms[index], saved, sizes, heads, problem.head_dim);
+  };
 
   BackwardCall call;
   call.settings = &settings;
@@ -69,7 +73,8 @@ Status backward_with(Isa isa, const Problem& problem, const Recipe& recipe, cons
     call.probe_codes = probe->backward_codes.data();
   }
 
-  const quantize::QuantiseInput d_o{tensors.d_o, problem.query_heads, problem.head_dim, false, settings.classical ? nullptr : call.l};
+  const quantize::QuantiseInput d_o{tensors.d_o, problem.query_heads, problem.head_dim, false,
+                                    settings.classical ? nullptr : call.l};
   if (Status status = encode_at(d_o, documents, work.d_o, threads, workspace); !status.ok()) return status;
   if (work.d_o_second.codes != work.d_o.codes)
     if (Status status = encode_at(d_o, documents, work.d_o_second, threads, workspace); !status.ok()) return status;
@@ -77,7 +82,8 @@ Status backward_with(Isa isa, const Problem& problem, const Recipe& recipe, cons
   const TileCode& code = *tile_code(isa);
   const auto scratch = [&](int thread) { return scratch_of(work, workspace, thread); };
   if (settings.dq_f16)
-    for_each_document(table, problem.key_heads, threads, [&](const Item& item, int thread) { code.bound_exponents(call, item, scratch(thread)); });
+    for_each_document(table, problem.key_heads, threads,
+                      [&](const Item& item, int thread) { code.bound_exponents(call, item, scratch(thread)); });
   for_each_tile(table, problem.query_heads, threads, true,
                 [&](const Item& item, std::int64_t, int thread) { code.prepare_rows(call, item, scratch(thread)); });
   if (settings.dq_f16 && settings.prescale_sequence) share_pre_scale(call, table, threads);
@@ -85,7 +91,8 @@ Status backward_with(Isa isa, const Problem& problem, const Recipe& recipe, cons
     float amax = 0.f;
 #pragma omp parallel for schedule(dynamic) num_threads(threads) reduction(max : amax)
     for (std::int64_t i = 0; i < table.tiles() * problem.query_heads; ++i)
-      amax = std::max(amax, code.greatest_ds(call, table.tile(i / problem.query_heads, static_cast<int>(i % problem.query_heads)), scratch(omp_get_thread_num())));
+      amax = std::max(amax, code.greatest_ds(call, table.tile(i / problem.query_heads, static_cast<int>(i % problem.query_heads)),
+                                             scratch(omp_get_thread_num())));
     call.ds_scale = scale_of_ds(settings.ds_first, amax);
   }
 

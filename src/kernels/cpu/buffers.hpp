@@ -8,16 +8,16 @@ namespace flamia::cpu {
 /// Numbers of the 128 queries of a tile (lanes) and of its 128 keys.
 struct TileRows {
   // queries
-  alignas(64) float rho[kTile];        // FP32(c log2 e) * 2^eQ; NaN if the query is flagged
+  alignas(64) float rho[kTile];  // FP32(c log2 e) * 2^eQ; NaN if the query is flagged
   alignas(64) float m[kTile];
   alignas(64) float l[kTile];
-  alignas(64) float correction[kTile]; // 2^(m_old - m_new)
-  alignas(64) float d[kTile];          // D' in units of dO's exponent
-  alignas(64) float lane[kTile];       // scratch of one key row
+  alignas(64) float correction[kTile];  // 2^(m_old - m_new)
+  alignas(64) float d[kTile];           // D' in units of dO's exponent
+  alignas(64) float lane[kTile];        // scratch of one key row
   alignas(64) float code[kTile];
   alignas(64) float sum[kTile];
-  alignas(64) float base[kTile];       // B + fold - m
-  alignas(64) float fold[kTile];       // the integer part of an addend
+  alignas(64) float base[kTile];  // B + fold - m
+  alignas(64) float fold[kTile];  // the integer part of an addend
   alignas(64) std::int32_t greatest[kTile];
   alignas(64) int q_exponent[kTile];   // of Q in S
   alignas(64) int q2_exponent[kTile];  // of Q in dK
@@ -28,7 +28,7 @@ struct TileRows {
   int fresh[kTile];
   // keys
   int k_exponent[kTile], v_exponent[kTile], k2_exponent[kTile], prefix[kTile];
-  int first[kTile], last[kTile];       // queries of the tile that see the key: [first, last)
+  int first[kTile], last[kTile];  // queries of the tile that see the key: [first, last)
   std::uint8_t q_flagged[kTile], k_flagged[kTile], v_flagged[kTile], g_flagged[kTile], other_flagged[kTile];
   float q_factor, k_factor, v_factor, g_factor;
 };
@@ -45,8 +45,8 @@ struct Buffers {
   std::uint32_t* magnitudes;  // [128][128]
 };
 
-inline constexpr int kPanels = 10;   // of 128 x d
-inline constexpr int kSquares = 6;   // of 128 x 128
+inline constexpr int kPanels = 10;  // of 128 x d
+inline constexpr int kSquares = 6;  // of 128 x 128
 inline constexpr std::int64_t kRowFloats = (sizeof(TileRows) + 63) / 64 * 16;
 
 FLAMIA_FN Buffers buffers_of(Scratch scratch, int dim) {

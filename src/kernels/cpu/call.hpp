@@ -29,9 +29,9 @@ struct Operand {
   Element element = Element::bf16;
   ScaleType scale = ScaleType::none;
   Group::Kind group = Group::Kind::none;
-  int block_size = -1;       // index into Document::blocks_before; -1: blocks of one token
-  std::int64_t rows = 1;     // tokens of a block
-  int columns = 0;           // channels of a group; 0 = all
+  int block_size = -1;    // index into Document::blocks_before; -1: blocks of one token
+  std::int64_t rows = 1;  // tokens of a block
+  int columns = 0;        // channels of a group; 0 = all
   int column_groups = 1;
   float tensor_scale = 1.f;
   int heads = 0;
@@ -53,17 +53,17 @@ struct ForwardCall {
 
 struct BackwardCall {
   const Settings* settings = nullptr;
-  Operand q, k, v, d_o;              // S, dP
+  Operand q, k, v, d_o;                    // S, dP
   Operand q_second, k_second, d_o_second;  // dK, dQ, dV
-  Operand v_diagonal, k_diagonal;    // present if the safety fields change anything
+  Operand v_diagonal, k_diagonal;          // present if the safety fields change anything
   TensorView o;
   MutableTensorView d_q, d_k, d_v;
-  const float* m = nullptr;          // [query_heads, tokens], as saved
+  const float* m = nullptr;  // [query_heads, tokens], as saved
   const float* l = nullptr;
-  float* d = nullptr;                // [query_heads, tokens]: D' in units of dO's exponent
+  float* d = nullptr;                      // [query_heads, tokens]: D' in units of dO's exponent
   std::int16_t* exponent_bound = nullptr;  // [key_heads, tokens]: prefix maxima of V's plus K's exponents (dq_f16)
   std::int16_t* pre_scale = nullptr;       // [query_heads, tokens]: z of numerics.md §6 (dq_f16)
-  float ds_scale = 1.f;              // one scale of dS for the call (Payload::Kind::tensor)
+  float ds_scale = 1.f;                    // one scale of dS for the call (Payload::Kind::tensor)
   float* probe_codes = nullptr;
 };
 
@@ -83,10 +83,10 @@ struct Scratch {
 struct TileCode {
   const char* name;  // "baseline", "avx2", "avx512"
   void (*forward)(const ForwardCall&, const Item&, Scratch, ProbeCounts*);
-  void (*bound_exponents)(const BackwardCall&, const Item&, Scratch);   // key head; a whole document, `tile` is not read
-  void (*prepare_rows)(const BackwardCall&, const Item&, Scratch);      // query head: D', pre-scale
-  float (*greatest_ds)(const BackwardCall&, const Item&, Scratch);      // query head
-  void (*d_q)(const BackwardCall&, const Item&, Scratch, ProbeCounts*); // query head
+  void (*bound_exponents)(const BackwardCall&, const Item&, Scratch);        // key head; a whole document, `tile` is not read
+  void (*prepare_rows)(const BackwardCall&, const Item&, Scratch);           // query head: D', pre-scale
+  float (*greatest_ds)(const BackwardCall&, const Item&, Scratch);           // query head
+  void (*d_q)(const BackwardCall&, const Item&, Scratch, ProbeCounts*);      // query head
   void (*d_k_d_v)(const BackwardCall&, const Item&, Scratch, ProbeCounts*);  // key head; `tile` is a tile of keys
 };
 

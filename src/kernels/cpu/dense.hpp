@@ -26,14 +26,17 @@ FLAMIA_FN void read_row(const TensorView& tensor, std::int64_t token, std::int64
     for (int c = 0; c < dim; ++c) out[c] = numerics::decode_f16(reinterpret_cast<const std::uint16_t*>(row)[c]);
 }
 
-FLAMIA_FN void write_row(const MutableTensorView& tensor, std::int64_t token, std::int64_t head, int heads, int dim, const float* x) {
+/// NaN is written as the one quiet NaN: which operand's NaN an instruction hands on differs between instruction sets.
+FLAMIA_FN void write_row(const MutableTensorView& tensor, std::int64_t token, std::int64_t head, int heads, int dim,
+                         const float* x) {
   char* row = static_cast<char*>(tensor.data) + row_offset(tensor, token, head, heads, dim);
+  const auto canonical = [](float value) { return numerics::is_nan(value) ? numerics::quiet_nan() : value; };
   if (tensor.dtype == DType::f32)
-    for (int c = 0; c < dim; ++c) reinterpret_cast<float*>(row)[c] = x[c];
+    for (int c = 0; c < dim; ++c) reinterpret_cast<float*>(row)[c] = canonical(x[c]);
   else if (tensor.dtype == DType::bf16)
-    for (int c = 0; c < dim; ++c) reinterpret_cast<std::uint16_t*>(row)[c] = numerics::encode_bf16(x[c]);
+    for (int c = 0; c < dim; ++c) reinterpret_cast<std::uint16_t*>(row)[c] = numerics::encode_bf16(canonical(x[c]));
   else
-    for (int c = 0; c < dim; ++c) reinterpret_cast<std::uint16_t*>(row)[c] = numerics::encode_f16(x[c]);
+    for (int c = 0; c < dim; ++c) reinterpret_cast<std::uint16_t*>(row)[c] = numerics::encode_f16(canonical(x[c]));
 }
 
 }  // namespace flamia::cpu

@@ -26,10 +26,14 @@ const TileCode* tile_code(Isa isa) {
     faster = &avx512::kTileCode;
 #endif
   switch (isa) {
-    case Isa::best: return faster ? faster : fast ? fast : &baseline::kTileCode;
-    case Isa::baseline: return &baseline::kTileCode;
-    case Isa::avx2: return fast;
-    case Isa::avx512: return faster;
+    case Isa::best:
+      return faster ? faster : fast ? fast : &baseline::kTileCode;
+    case Isa::baseline:
+      return &baseline::kTileCode;
+    case Isa::avx2:
+      return fast;
+    case Isa::avx512:
+      return faster;
   }
   return nullptr;
 }

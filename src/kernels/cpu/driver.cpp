@@ -9,10 +9,11 @@ namespace flamia::cpu {
 
 Status check_call(const Problem& problem, const schedule::Documents& documents, Isa isa) {
   if (documents.tokens() != problem.tokens)
-    return Status::invalid("documents were made for " + std::to_string(documents.tokens()) + " tokens, the problem has " + std::to_string(problem.tokens));
+    return Status::invalid("documents were made for " + std::to_string(documents.tokens()) + " tokens, the problem has " +
+                           std::to_string(problem.tokens));
   if (static_cast<std::int64_t>(documents.ranges().size()) > problem.documents)
-    return Status::invalid("cu_seqlens has " + std::to_string(documents.ranges().size()) + " documents, the problem was planned for at most " +
-                           std::to_string(problem.documents));
+    return Status::invalid("cu_seqlens has " + std::to_string(documents.ranges().size()) +
+                           " documents, the problem was planned for at most " + std::to_string(problem.documents));
   if (!tile_code(isa)) return Status::unsupported("this machine lacks the instruction set that was asked for");
   return {};
 }

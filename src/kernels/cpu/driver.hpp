@@ -5,16 +5,11 @@
 #include <vector>
 
 #include "kernels/cpu/memory.hpp"
+#include "kernels/cpu/with_isa.hpp"
 #include "kernels/cpu/work.hpp"
 #include "quantize/encode.hpp"
 
 namespace flamia::cpu {
-
-/// The call with a given instruction set; Isa::best is what the public entry takes. Tests compare the others with it.
-Status forward_with(Isa isa, const Problem& problem, const Recipe& recipe, const schedule::Documents& documents, const ForwardTensors& tensors,
-                    void* saved, void* workspace, int threads, Probe* probe);
-Status backward_with(Isa isa, const Problem& problem, const Recipe& recipe, const schedule::Documents& documents, const BackwardTensors& tensors,
-                     const void* saved, void* workspace, int threads, Probe* probe);
 
 /// Counts per item, so that their sum does not depend on which thread did what.
 class ItemCounts {
@@ -29,13 +24,16 @@ class ItemCounts {
   std::vector<ProbeCounts> counts_;
 };
 
-inline Status encode_at(const quantize::QuantiseInput& input, const schedule::Documents& documents, const FormPlace& place, int threads, void* base) {
+inline Status encode_at(const quantize::QuantiseInput& input, const schedule::Documents& documents, const FormPlace& place,
+                        int threads, void* base) {
   auto* bytes = static_cast<std::uint8_t*>(base);
-  return quantize::quantise_into(input, documents, place.form, threads, {bytes + place.codes, place.codes_bytes}, {bytes + place.scales, place.scales_bytes});
+  return quantize::quantise_into(input, documents, place.form, threads, {bytes + place.codes, place.codes_bytes},
+                                 {bytes + place.scales, place.scales_bytes});
 }
 
 inline Scratch scratch_of(const WorkspaceLayout& layout, void* workspace, int thread) {
-  return {reinterpret_cast<float*>(static_cast<char*>(workspace) + layout.scratch + layout.scratch_bytes * static_cast<std::size_t>(thread))};
+  return {reinterpret_cast<float*>(static_cast<char*>(workspace) + layout.scratch +
+                                   layout.scratch_bytes * static_cast<std::size_t>(thread))};
 }
 
 /// Errors of arguments that only the call shows.

@@ -10,8 +10,8 @@ namespace flamia::cpu {
 namespace {
 
 /// Codes and scales of every form in the layout, each place once.
-Status encode_inputs(const Problem& p, const Settings& settings, const schedule::Documents& documents, const ForwardTensors& tensors,
-                     const SavedLayout& layout, int threads, void* base) {
+Status encode_inputs(const Problem& p, const Settings& settings, const schedule::Documents& documents,
+                     const ForwardTensors& tensors, const SavedLayout& layout, int threads, void* base) {
   const auto operand_of = [&](int index) -> quantize::QuantiseInput {
     if (index <= kQSecond) return {tensors.q, p.query_heads, p.head_dim, settings.rotate, nullptr};
     if (index <= kKDiagonal) return {tensors.k, p.key_heads, p.head_dim, settings.rotate, nullptr};
@@ -19,7 +19,8 @@ Status encode_inputs(const Problem& p, const Settings& settings, const schedule:
   };
   for (int index = 0; index < kForms; ++index) {
     const FormPlace& place = layout.forms[index];
-    const bool done = std::any_of(layout.forms, layout.forms + index, [&](const FormPlace& other) { return other.present && other.codes == place.codes; });
+    const bool done = std::any_of(layout.forms, layout.forms + index,
+                                  [&](const FormPlace& other) { return other.present && other.codes == place.codes; });
     if (!place.present || done) continue;
     if (Status status = encode_at(operand_of(index), documents, place, threads, base); !status.ok()) return status;
   }
@@ -41,8 +42,8 @@ std::size_t workspace_bytes(const Problem& problem, const Recipe& recipe, Pass p
   return workspace_layout(problem, recipe, pass, threads).bytes;
 }
 
-Status forward_with(Isa isa, const Problem& problem, const Recipe& recipe, const schedule::Documents& documents, const ForwardTensors& tensors,
-                    void* saved, void* workspace, int threads, Probe* probe) {
+Status forward_with(Isa isa, const Problem& problem, const Recipe& recipe, const schedule::Documents& documents,
+                    const ForwardTensors& tensors, void* saved, void* workspace, int threads, Probe* probe) {
   Settings settings;
   if (Status status = lower(problem, recipe, &settings); !status.ok()) return status;
   if (Status status = check_call(problem, documents, isa); !status.ok()) return status;
@@ -54,7 +55,9 @@ Status forward_with(Isa isa, const Problem& problem, const Recipe& recipe, const
 
   const BlockSizes sizes = block_sizes(recipe);
   const WorkTable table(documents, sizes, static_cast<char*>(workspace) + work.table);
-  const auto operand = [&](FormIndex index, int heads) { return operand_at(layout.forms[index], base, sizes, heads, problem.head_dim); };
+  const auto operand = [&](FormIndex index, int heads) {
+    return operand_at(layout.forms[index], base, sizes, heads, problem.head_dim);
+  };
   ForwardCall call;
   call.settings = &settings;
   call.q = operand(kQ, problem.query_heads);

@@ -37,7 +37,8 @@ FormPlace place_form(const Quantisation& form, const Problem& p, int heads, Part
 }
 
 /// The forms in `wanted` (null = not needed) of one operand, equal ones once.
-void place_forms(std::initializer_list<std::pair<FormIndex, const Quantisation*>> wanted, const Problem& p, int heads, Parts& parts, SavedLayout& layout) {
+void place_forms(std::initializer_list<std::pair<FormIndex, const Quantisation*>> wanted, const Problem& p, int heads, Parts& parts,
+                 SavedLayout& layout) {
   for (const auto& [index, form] : wanted) {
     if (!form) continue;
     FormPlace* same = nullptr;
@@ -58,7 +59,8 @@ Quantisation per_token(const Quantisation& form) {
 SavedLayout saved_layout(const Problem& problem, const Recipe& recipe, bool training) {
   SavedLayout layout;
   Parts parts;
-  const Quantisation v_diagonal = per_token(recipe.v.first), v_second_diagonal = per_token(recipe.v.second), k_diagonal = per_token(recipe.k.second);
+  const Quantisation v_diagonal = per_token(recipe.v.first), v_second_diagonal = per_token(recipe.v.second),
+                     k_diagonal = per_token(recipe.k.second);
   const auto if_training = [training](const Quantisation& form) { return training ? &form : nullptr; };
   place_forms({{kQ, &recipe.q.first}, {kQSecond, if_training(recipe.q.second)}}, problem, problem.query_heads, parts, layout);
   place_forms({{kK, &recipe.k.first},
@@ -122,7 +124,9 @@ WorkspaceLayout workspace_layout(const Problem& problem, const Recipe& recipe, P
     layout.forms = parts.take(layout.forward_forms.bytes);
   } else {
     layout.d_o = place_form(recipe.d_out.first, problem, problem.query_heads, parts);
-    layout.d_o_second = recipe.d_out.second == recipe.d_out.first ? layout.d_o : place_form(recipe.d_out.second, problem, problem.query_heads, parts);
+    layout.d_o_second = recipe.d_out.second == recipe.d_out.first
+                            ? layout.d_o
+                            : place_form(recipe.d_out.second, problem, problem.query_heads, parts);
     layout.d = parts.take_array<float>(problem.query_heads * problem.tokens);
     if (recipe.accumulation.dq_f16) {
       layout.exponent_bound = parts.take_array<std::int16_t>(problem.key_heads * problem.tokens);

@@ -37,9 +37,9 @@ SavedLayout saved_layout(const Problem& problem, const Recipe& recipe, bool trai
 
 struct WorkspaceLayout {
   std::size_t table = 0;
-  SavedLayout forward_forms;            // forward: used when there is no saved buffer
-  std::size_t forms = 0;                // where they start
-  FormPlace d_o, d_o_second;            // backward
+  SavedLayout forward_forms;  // forward: used when there is no saved buffer
+  std::size_t forms = 0;      // where they start
+  FormPlace d_o, d_o_second;  // backward
   std::size_t d = 0, exponent_bound = 0, pre_scale = 0;
   std::size_t scratch = 0, scratch_bytes = 0;  // per thread
   std::size_t bytes = 0;

@@ -61,7 +61,8 @@ class DocumentHead {
     for (std::int64_t j = 0; j < range_.length; ++j) {
       read_row(tensor, range_.start + j, key_head_, problem_.key_heads, dim_, row.data());
       for (int c = 0; c < dim_; ++c)
-        rows[static_cast<std::size_t>(j * dim_ + c)] = columns[static_cast<std::size_t>(c * padded_ + j)] = row[static_cast<std::size_t>(c)];
+        rows[static_cast<std::size_t>(j * dim_ + c)] = columns[static_cast<std::size_t>(c * padded_ + j)] =
+            row[static_cast<std::size_t>(c)];
     }
   }
 
@@ -86,7 +87,8 @@ class DocumentHead {
     o_.assign(static_cast<std::size_t>(kRows * dim_), 0.0);
     double_product(p_.data(), keys, 1, v_.data() + first * dim_, dim_, o_.data(), dim_, rows, dim_, keys);
     for (std::int64_t r = 0; r < rows; ++r)
-      std::copy_n(o_.begin() + r * dim_, dim_, result_.o.begin() + static_cast<std::ptrdiff_t>(index(q0 + r, head, problem_.query_heads, 0)));
+      std::copy_n(o_.begin() + r * dim_, dim_,
+                  result_.o.begin() + static_cast<std::ptrdiff_t>(index(q0 + r, head, problem_.query_heads, 0)));
     if (d_o_) differentiate(head, q0, q1, first, keys);
   }
 
@@ -100,8 +102,7 @@ class DocumentHead {
       sum += row[j];
     }
     for (std::int64_t j = 0; j < keys && sum != 0; ++j) row[j] /= sum;
-    if (!seen.empty())
-      result_.lse[static_cast<std::size_t>(head * problem_.tokens + range_.start + i)] = top + std::log(sum);
+    if (!seen.empty()) result_.lse[static_cast<std::size_t>(head * problem_.tokens + range_.start + i)] = top + std::log(sum);
   }
 
   void differentiate(int head, std::int64_t q0, std::int64_t q1, std::int64_t first, std::int64_t keys) {
@@ -136,8 +137,8 @@ class DocumentHead {
   schedule::DocumentRange range_{};
   std::int64_t padded_ = 0;
   int key_head_ = 0;
-  Matrix k_, k_t_, v_, v_t_, d_k_, d_v_;      // [padded, dim] and [dim, padded]
-  Matrix q_, g_, o_, dq_, p_, ds_;            // [kRows, dim], [kRows, keys]
+  Matrix k_, k_t_, v_, v_t_, d_k_, d_v_;  // [padded, dim] and [dim, padded]
+  Matrix q_, g_, o_, dq_, p_, ds_;        // [kRows, dim], [kRows, keys]
 };
 
 }  // namespace
@@ -145,12 +146,14 @@ class DocumentHead {
 Status oracle(const Problem& problem, const schedule::Documents& documents, const ForwardTensors& inputs, const TensorView* d_o,
               int threads, OracleResult* result) {
   if (problem.query_heads <= 0 || problem.key_heads <= 0 || problem.query_heads % problem.key_heads != 0)
-    return Status::invalid("query_heads = " + std::to_string(problem.query_heads) + " must be a multiple of key_heads = " +
-                           std::to_string(problem.key_heads));
+    return Status::invalid("query_heads = " + std::to_string(problem.query_heads) +
+                           " must be a multiple of key_heads = " + std::to_string(problem.key_heads));
   if (problem.head_dim <= 0 || problem.head_dim % 8 != 0)
     return Status::invalid("head_dim = " + std::to_string(problem.head_dim) + " must be a multiple of 8");
-  const std::size_t query_size = static_cast<std::size_t>(problem.tokens) * static_cast<std::size_t>(problem.query_heads * problem.head_dim);
-  const std::size_t key_size = static_cast<std::size_t>(problem.tokens) * static_cast<std::size_t>(problem.key_heads * problem.head_dim);
+  const std::size_t query_size =
+      static_cast<std::size_t>(problem.tokens) * static_cast<std::size_t>(problem.query_heads * problem.head_dim);
+  const std::size_t key_size =
+      static_cast<std::size_t>(problem.tokens) * static_cast<std::size_t>(problem.key_heads * problem.head_dim);
   bool exhausted = false;
   try {
     *result = {};
@@ -178,7 +181,8 @@ Status oracle(const Problem& problem, const schedule::Documents& documents, cons
       }
     }
   }
-  if (exhausted) return {StatusCode::out_of_memory, "the float64 oracle keeps about 100 bytes an element of q; use fewer tokens or heads"};
+  if (exhausted)
+    return {StatusCode::out_of_memory, "the float64 oracle keeps about 100 bytes an element of q; use fewer tokens or heads"};
   return {};
 }
 

@@ -24,7 +24,8 @@ template <int Rows, int Columns>
 }
 
 [[gnu::always_inline]] inline void whole(const double* a, std::int64_t a_row, std::int64_t a_k, const double* b, std::int64_t b_ld,
-                                         double* c, std::int64_t c_ld, std::int64_t rows, std::int64_t columns, std::int64_t k_count) {
+                                         double* c, std::int64_t c_ld, std::int64_t rows, std::int64_t columns,
+                                         std::int64_t k_count) {
   for (std::int64_t n = 0; n < columns;) {
     const bool wide = n + 16 <= columns;
     for (std::int64_t r = 0; r < rows;) {
@@ -41,21 +42,21 @@ template <int Rows, int Columns>
   }
 }
 
-using Product = void (*)(const double*, std::int64_t, std::int64_t, const double*, std::int64_t, double*, std::int64_t, std::int64_t,
-                         std::int64_t, std::int64_t);
+using Product = void (*)(const double*, std::int64_t, std::int64_t, const double*, std::int64_t, double*, std::int64_t,
+                         std::int64_t, std::int64_t, std::int64_t);
 
-void baseline(const double* a, std::int64_t a_row, std::int64_t a_k, const double* b, std::int64_t b_ld, double* c, std::int64_t c_ld,
-              std::int64_t rows, std::int64_t columns, std::int64_t k_count) {
+void baseline(const double* a, std::int64_t a_row, std::int64_t a_k, const double* b, std::int64_t b_ld, double* c,
+              std::int64_t c_ld, std::int64_t rows, std::int64_t columns, std::int64_t k_count) {
   whole(a, a_row, a_k, b, b_ld, c, c_ld, rows, columns, k_count);
 }
 #if defined(__x86_64__)
-[[gnu::target("avx2")]] void avx2(const double* a, std::int64_t a_row, std::int64_t a_k, const double* b, std::int64_t b_ld, double* c,
-                                  std::int64_t c_ld, std::int64_t rows, std::int64_t columns, std::int64_t k_count) {
+[[gnu::target("avx2")]] void avx2(const double* a, std::int64_t a_row, std::int64_t a_k, const double* b, std::int64_t b_ld,
+                                  double* c, std::int64_t c_ld, std::int64_t rows, std::int64_t columns, std::int64_t k_count) {
   whole(a, a_row, a_k, b, b_ld, c, c_ld, rows, columns, k_count);
 }
-[[gnu::target("avx512f,prefer-vector-width=512")]] void avx512(const double* a, std::int64_t a_row, std::int64_t a_k, const double* b,
-                                                               std::int64_t b_ld, double* c, std::int64_t c_ld, std::int64_t rows,
-                                                               std::int64_t columns, std::int64_t k_count) {
+[[gnu::target("avx512f,prefer-vector-width=512")]] void avx512(const double* a, std::int64_t a_row, std::int64_t a_k,
+                                                               const double* b, std::int64_t b_ld, double* c, std::int64_t c_ld,
+                                                               std::int64_t rows, std::int64_t columns, std::int64_t k_count) {
   whole(a, a_row, a_k, b, b_ld, c, c_ld, rows, columns, k_count);
 }
 #endif

@@ -9,17 +9,17 @@ namespace flamia::cpu {
 /// Sums over pairs (query, key) that the mask lets through.
 struct ProbeCounts {
   // forward pass
-  std::int64_t pairs = 0;          // visible pairs
-  std::int64_t p_zero = 0;         // code of P (as the product with V sees it) is 0 though exp2(t - m) is not
-  std::int64_t p_saturated = 0;    // value of P before rounding lies beyond the largest code by more than rounding covers
+  std::int64_t pairs = 0;        // visible pairs
+  std::int64_t p_zero = 0;       // code of P (as the product with V sees it) is 0 though exp2(t - m) is not
+  std::int64_t p_saturated = 0;  // value of P before rounding lies beyond the largest code by more than rounding covers
   // backward pass; "q" = the payload of dQ, "k" = that of dK
-  std::int64_t ds_pairs = 0;       // visible pairs with dS != 0
-  std::int64_t ds_zero_q = 0;      // of those, payload 0
+  std::int64_t ds_pairs = 0;   // visible pairs with dS != 0
+  std::int64_t ds_zero_q = 0;  // of those, payload 0
   std::int64_t ds_zero_k = 0;
-  std::int64_t ds_saturated_q = 0; // payload saturated
+  std::int64_t ds_saturated_q = 0;  // payload saturated
   std::int64_t ds_saturated_k = 0;
-  double ds_mass = 0;              // sum of |dS|
-  double ds_lost_q = 0;            // the part of it in elements whose payload is 0 (numerics.md §1)
+  double ds_mass = 0;    // sum of |dS|
+  double ds_lost_q = 0;  // the part of it in elements whose payload is 0 (numerics.md §1)
   double ds_lost_k = 0;
 
   void add(const ProbeCounts& other);

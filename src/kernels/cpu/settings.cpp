@@ -17,17 +17,22 @@ constexpr int kLargestHeadDim = 256;
 Status check_problem(const Problem& p) {
   if (p.tokens < 0) return Status::invalid("tokens = " + std::to_string(p.tokens) + " must not be negative");
   if (p.head_dim <= 0 || p.head_dim % 16 != 0 || p.head_dim > kLargestHeadDim)
-    return Status::invalid("head_dim = " + std::to_string(p.head_dim) + ": the CPU backend computes multiples of 16 up to 256; pad the channels with zeros");
+    return Status::invalid("head_dim = " + std::to_string(p.head_dim) +
+                           ": the CPU backend computes multiples of 16 up to 256; pad the channels with zeros");
   if (p.query_heads <= 0 || p.key_heads <= 0 || p.query_heads % p.key_heads != 0)
-    return Status::invalid("query_heads = " + std::to_string(p.query_heads) + " must be a positive multiple of key_heads = " + std::to_string(p.key_heads));
+    return Status::invalid("query_heads = " + std::to_string(p.query_heads) +
+                           " must be a positive multiple of key_heads = " + std::to_string(p.key_heads));
   return {};
 }
 
 /// What the tile code can do with a form of Q, K, V or dO; it needs a scale that is exact in FP32.
 Status check_operand(const char* name, const Quantisation& form, int dim) {
-  if (Status status = quantize::check_form(form, dim); !status.ok()) return Status(status.code(), std::string(name) + ": " + status.message());
+  if (Status status = quantize::check_form(form, dim); !status.ok())
+    return Status(status.code(), std::string(name) + ": " + status.message());
   if (form.scale == ScaleType::f32 && form.group.kind == Group::Kind::blocks)
-    return Status::unsupported(std::string(name) + " has FP32 scales per block, which the CPU backend does not compute yet; use a power-of-two scale (ue8m0)");
+    return Status::unsupported(
+        std::string(name) +
+        " has FP32 scales per block, which the CPU backend does not compute yet; use a power-of-two scale (ue8m0)");
   return {};
 }
 
@@ -38,17 +43,27 @@ Status lower_payload(const char* name, const Quantisation& form, bool is_p, Payl
   made.floor = form.rule == ScaleRule::floor;
   made.amax = form.rule == ScaleRule::amax;
   switch (form.group.kind) {
-    case Group::Kind::none: made.kind = Payload::Kind::plain; break;
-    case Group::Kind::constant: made.kind = Payload::Kind::constant; break;
-    case Group::Kind::tensor: made.kind = Payload::Kind::tensor; break;
-    case Group::Kind::blocks: made.kind = Payload::Kind::blocks; break;
-    case Group::Kind::head: return Status::unsupported(where + "one scale per head is not computed for P and dS; use tensor, constant or blocks");
+    case Group::Kind::none:
+      made.kind = Payload::Kind::plain;
+      break;
+    case Group::Kind::constant:
+      made.kind = Payload::Kind::constant;
+      break;
+    case Group::Kind::tensor:
+      made.kind = Payload::Kind::tensor;
+      break;
+    case Group::Kind::blocks:
+      made.kind = Payload::Kind::blocks;
+      break;
+    case Group::Kind::head:
+      return Status::unsupported(where + "one scale per head is not computed for P and dS; use tensor, constant or blocks");
   }
   if ((form.element == Element::bf16) != (made.kind == Payload::Kind::plain))
     return Status::invalid(where + "BF16 goes with group none, and every other element needs a scale group");
   if (form.element != Element::bf16 && form.element != Element::e4m3)
     return Status::unsupported(where + "the CPU backend rounds P and dS to BF16 or E4M3; use one of them");
-  if (is_p && made.kind == Payload::Kind::tensor) made.kind = Payload::Kind::constant;  // P <= 1 whatever the input: 2^B is its tensor scale
+  if (is_p && made.kind == Payload::Kind::tensor)
+    made.kind = Payload::Kind::constant;  // P <= 1 whatever the input: 2^B is its tensor scale
   if (made.amax && made.kind == Payload::Kind::blocks)
     return Status::unsupported(where + "blocks of P and dS have power-of-two scales; use rule ceil or floor");
   if (made.kind == Payload::Kind::blocks) {
@@ -68,23 +83,31 @@ Status lower_payload(const char* name, const Quantisation& form, bool is_p, Payl
 bool scale_varies_along_contraction(const Recipe& r, const Settings& s) {
   const auto inner = [](const Quantisation& f) { return f.group.kind == Group::Kind::blocks && f.group.columns != 0; };
   for (const OperandPolicy* policy : {&r.q, &r.k, &r.v, &r.d_out})
-    if (inner(policy->first) || inner(policy->second) || policy->first.element == Element::bf16 || policy->second.element == Element::bf16) return true;
-  const bool ds = s.one_ds_payload || s.ds_first.kind != Payload::Kind::blocks || s.ds_first.columns != schedule::kTile || s.ds_second.rows < 64;
+    if (inner(policy->first) || inner(policy->second) || policy->first.element == Element::bf16 ||
+        policy->second.element == Element::bf16)
+      return true;
+  const bool ds = s.one_ds_payload || s.ds_first.kind != Payload::Kind::blocks || s.ds_first.columns != schedule::kTile ||
+                  s.ds_second.rows < 64;
   return ds || s.p_first.kind != Payload::Kind::constant || s.p_second.kind != Payload::Kind::constant;
 }
 
 numerics::Exp2Kind exp2_kind(Exp2 kind) {
   switch (kind) {
-    case Exp2::polynomial: return numerics::Exp2Kind::polynomial;
-    case Exp2::mitchell: return numerics::Exp2Kind::mitchell;
-    case Exp2::schraudolph: return numerics::Exp2Kind::schraudolph;
-    default: return numerics::Exp2Kind::hardware;
+    case Exp2::polynomial:
+      return numerics::Exp2Kind::polynomial;
+    case Exp2::mitchell:
+      return numerics::Exp2Kind::mitchell;
+    case Exp2::schraudolph:
+      return numerics::Exp2Kind::schraudolph;
+    default:
+      return numerics::Exp2Kind::hardware;
   }
 }
 
 Status check_fold(const char* field, const Quantisation& form) {
   if (form.group.kind == Group::Kind::blocks && form.group.columns == 0 && form.scale == ScaleType::ue8m0) return {};
-  return Status::unsupported(std::string("safety.") + field + " needs a power-of-two exponent per token or token-block of that operand");
+  return Status::unsupported(std::string("safety.") + field +
+                             " needs a power-of-two exponent per token or token-block of that operand");
 }
 
 }  // namespace
@@ -99,57 +122,73 @@ Status lower(const Problem& problem, const Recipe& recipe, Settings* settings) {
   s.key_heads = problem.key_heads;
   s.head_dim = problem.head_dim;
   s.reach = schedule::reach_of(problem.mask.causal, problem.mask.left, problem.mask.right);
-  const double scale = problem.scale != 0.f ? static_cast<double>(problem.scale) : 1.0 / std::sqrt(static_cast<double>(problem.head_dim));
+  const double scale =
+      problem.scale != 0.f ? static_cast<double>(problem.scale) : 1.0 / std::sqrt(static_cast<double>(problem.head_dim));
   s.scale = static_cast<float>(scale);
   s.scale_log2 = static_cast<float>(static_cast<double>(s.scale) * 1.4426950408889634);
 
-  const std::pair<const char*, const OperandPolicy*> operands[] = {{"q", &recipe.q}, {"k", &recipe.k}, {"v", &recipe.v}, {"d_out", &recipe.d_out}};
+  const std::pair<const char*, const OperandPolicy*> operands[] = {
+      {"q", &recipe.q}, {"k", &recipe.k}, {"v", &recipe.v}, {"d_out", &recipe.d_out}};
   for (const auto& [name, policy] : operands)
     for (const Quantisation* form : {&policy->first, &policy->second})
       if (Status status = check_operand(name, *form, problem.head_dim); !status.ok()) return status;
   if (recipe.smoothing.q || recipe.smoothing.k)
-    return Status::unsupported("recipe " + recipe.name() + " subtracts token means (smoothing), which the CPU backend does not compute; use mxfp8 or mxfp8-exact");
+    return Status::unsupported(
+        "recipe " + recipe.name() +
+        " subtracts token means (smoothing), which the CPU backend does not compute; use mxfp8 or mxfp8-exact");
   if (recipe.d_out_times_v_bf16)
-    return Status::unsupported("recipe " + recipe.name() + " keeps dO * Vt in BF16, which the CPU backend does not compute; use mxfp8 or mxfp8-exact");
+    return Status::unsupported("recipe " + recipe.name() +
+                               " keeps dO * Vt in BF16, which the CPU backend does not compute; use mxfp8 or mxfp8-exact");
   if (recipe.softmax.exp2 == Exp2::direct)
-    return Status::unsupported("recipe " + recipe.name() + " makes the codes of P without exp2 (direct), which the CPU backend does not compute; use exp2 mitchell or schraudolph");
+    return Status::unsupported(
+        "recipe " + recipe.name() +
+        " makes the codes of P without exp2 (direct), which the CPU backend does not compute; use exp2 mitchell or schraudolph");
 
   if (Status status = lower_payload("p.first", recipe.p.first, true, &s.p_first); !status.ok()) return status;
   if (Status status = lower_payload("p.second", recipe.p.second, true, &s.p_second); !status.ok()) return status;
   s.one_ds_payload = recipe.one_ds_payload;
   if (Status status = lower_payload("d_s.first", recipe.d_s.first, false, &s.ds_first); !status.ok()) return status;
-  if (Status status = lower_payload("d_s.second", recipe.one_ds_payload ? recipe.d_s.first : recipe.d_s.second, false, &s.ds_second); !status.ok())
+  if (Status status =
+          lower_payload("d_s.second", recipe.one_ds_payload ? recipe.d_s.first : recipe.d_s.second, false, &s.ds_second);
+      !status.ok())
     return status;
 
-  s.reference = recipe.softmax.reference == RowReferenceRule::tilesum ? numerics::RowReference::tilesum : numerics::RowReference::phase32;
+  s.reference =
+      recipe.softmax.reference == RowReferenceRule::tilesum ? numerics::RowReference::tilesum : numerics::RowReference::phase32;
   s.code_exponent = s.p_first.kind == Payload::Kind::constant ? numerics::code_exponent(s.reference) : 0;
   if ((s.p_second.kind == Payload::Kind::constant) != (s.p_first.kind == Payload::Kind::constant))
     return Status::unsupported("p: both products scale P by the same constant, or neither does");
   if (s.reference == numerics::RowReference::tilesum && s.p_first.kind != Payload::Kind::constant)
-    return Status::unsupported("softmax.reference = tilesum sums codes of P that carry a constant factor; use phase32 with BF16 or block scales of P");
+    return Status::unsupported(
+        "softmax.reference = tilesum sums codes of P that carry a constant factor; use phase32 with BF16 or block scales of P");
   s.exp2 = exp2_kind(recipe.softmax.exp2);
   s.polynomial_degree = recipe.softmax.polynomial_degree;
   s.polynomial_sixteenths = recipe.softmax.polynomial_sixteenths;
   s.sum_unrounded = recipe.softmax.sum == SumOf::unrounded;
   s.gradient_of_codes = recipe.gradient_p == GradientP::codes;
   if (s.gradient_of_codes && s.p_first.kind == Payload::Kind::blocks)
-    return Status::unsupported("gradient_p = codes needs codes of P with a constant factor; with block scales use gradient_p = unrounded");
+    return Status::unsupported(
+        "gradient_p = codes needs codes of P with a constant factor; with block scales use gradient_p = unrounded");
   s.classical = recipe.d_out.first.element == Element::bf16 && recipe.d_out.second.element == Element::bf16;
 
   s.promote_keys = recipe.accumulation.promote_keys;
   s.promote_queries = recipe.accumulation.promote_queries;
   for (const auto& [name, interval] : {std::pair{"promote_keys", s.promote_keys}, std::pair{"promote_queries", s.promote_queries}})
     if (interval < 0 || (interval > 0 && (interval % 32 != 0 || schedule::kTile % interval != 0)))
-      return Status::invalid(std::string("accumulation.") + name + " = " + std::to_string(interval) + "; allowed are 0 (never), 32, 64 and 128");
+      return Status::invalid(std::string("accumulation.") + name + " = " + std::to_string(interval) +
+                             "; allowed are 0 (never), 32, 64 and 128");
   if (recipe.accumulation.model == AccumulatorModel::hopper13) {
     s.accumulator = numerics::Accumulator::hopper13;
     if (scale_varies_along_contraction(recipe, s))
-      return Status::unsupported("accumulation.model = hopper13 adds products of 8-bit codes; this recipe has BF16 operands or scales along the contraction, which that instruction does not take");
+      return Status::unsupported(
+          "accumulation.model = hopper13 adds products of 8-bit codes; this recipe has BF16 operands or scales along the "
+          "contraction, which that instruction does not take");
   }
   s.dq_f16 = recipe.accumulation.dq_f16;
   s.prescale_sequence = recipe.accumulation.dq_prescale == PreScale::sequence;
   if (s.dq_f16 && (recipe.v.second.element == Element::bf16 || recipe.k.second.element == Element::bf16 || s.classical))
-    return Status::unsupported("accumulation.dq_f16 takes its pre-scale from the exponents of V, K and dO; BF16 operands have none, so use FP32 (dq=f32)");
+    return Status::unsupported(
+        "accumulation.dq_f16 takes its pre-scale from the exponents of V, K and dO; BF16 operands have none, so use FP32 (dq=f32)");
   s.fold_v = recipe.safety.fold_v_diagonal;
   s.fold_k = recipe.safety.fold_k;
   if (s.fold_v)

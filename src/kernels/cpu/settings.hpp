@@ -22,10 +22,10 @@ struct Payload {
   };
   Kind kind = Kind::plain;
   Element element = Element::bf16;
-  bool floor = false;                  // exponent rule of blocks and tensor
-  bool amax = false;                   // tensor: scale = amax / 448 in FP32, not a power of two
-  int rows = schedule::kTile;          // of a block: queries
-  int columns = schedule::kTile;       // of a block: keys
+  bool floor = false;             // exponent rule of blocks and tensor
+  bool amax = false;              // tensor: scale = amax / 448 in FP32, not a power of two
+  int rows = schedule::kTile;     // of a block: queries
+  int columns = schedule::kTile;  // of a block: keys
 };
 
 struct Settings {
@@ -40,8 +40,8 @@ struct Settings {
   int code_exponent = 0;  // B: codes of P carry 2^B
   numerics::Exp2Kind exp2 = numerics::Exp2Kind::hardware;
   int polynomial_degree = 3, polynomial_sixteenths = 0;
-  bool sum_unrounded = false;       // l adds P before rounding (a control)
-  bool gradient_of_codes = false;   // dS uses the codes of P
+  bool sum_unrounded = false;      // l adds P before rounding (a control)
+  bool gradient_of_codes = false;  // dS uses the codes of P
   // dO itself and P = exp2(t - lse) in the backward pass, as FlashAttention; else dO / l and P = exp2(t - m). For unquantised dO.
   bool classical = false;
   // payloads

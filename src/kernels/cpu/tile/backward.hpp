@@ -17,7 +17,8 @@ static void finish_row(const Settings& s, float* x, float factor, bool rotate) {
 }
 
 /// Adds part * factor * 2^reference to dQ: in FP32, or in FP16 with the row's pre-scale, rounding the part and the sum.
-static void add_d_q(const Settings& s, const TileShape& t, const TileRows& rows, const std::int16_t* pre_scale, float factor, const float* part, float* sum) {
+static void add_d_q(const Settings& s, const TileShape& t, const TileRows& rows, const std::int16_t* pre_scale, float factor,
+                    const float* part, float* sum) {
   for (int i = 0; i < t.queries; ++i) {
     if (!rows.seen[i]) continue;
     const int e = rows.reference[i] + (s.dq_f16 ? pre_scale[i] : 0);
@@ -68,7 +69,8 @@ static void p_of_d_v(const Settings& s, const TileShape& t, const Buffers& b) {
   }
   int suffix[kTile + 1];
   suffix[t.queries] = numerics::kLeastExponent;
-  for (int i = t.queries - 1; i >= 0; --i) suffix[i] = rows.g_flagged[i] ? suffix[i + 1] : numerics::max_of(suffix[i + 1], rows.g2_exponent[i]);
+  for (int i = t.queries - 1; i >= 0; --i)
+    suffix[i] = rows.g_flagged[i] ? suffix[i + 1] : numerics::max_of(suffix[i + 1], rows.g2_exponent[i]);
   alignas(64) float exponent[kTile];
   for (int i = 0; i < t.width; ++i) exponent[i] = static_cast<float>(s.code_exponent + rows.g2_exponent[i]);
   for (int j = 0; j < t.keys; ++j) {
@@ -124,12 +126,14 @@ static void prepare_rows_of_tile(const BackwardCall& call, const Item& item, Scr
     const std::int64_t key_head = item.head / (s.query_heads / s.key_heads);
     const int exponent = call.exponent_bound[key_head * s.tokens + item.document.start + last] + rows.g_exponent[i];
     const double bound = 2.002 * __builtin_sqrt(square) * static_cast<double>(factor) * static_cast<double>(call.l[at]) *
-                         static_cast<double>(detail::largest(call.v.element)) * static_cast<double>(detail::largest(call.k_second.element)) *
+                         static_cast<double>(detail::largest(call.v.element)) *
+                         static_cast<double>(detail::largest(call.k_second.element)) *
                          __builtin_sqrt(static_cast<double>(s.head_dim));
     int e = 0;
     __builtin_frexp(bound, &e);  // bound < 2^e
     const bool nothing = !(bound > 0) || bound > 1e300;
-    call.pre_scale[at] = static_cast<std::int16_t>(nothing ? 127 : numerics::max_of(-250, numerics::min_of(15 - (e + exponent), 250)));
+    call.pre_scale[at] =
+        static_cast<std::int16_t>(nothing ? 127 : numerics::max_of(-250, numerics::min_of(15 - (e + exponent), 250)));
   }
 }
 
@@ -215,8 +219,8 @@ static void d_k_d_v_tile(const BackwardCall& call, const Item& item, Scratch scr
       for (int j = 0; j < t.keys; ++j) active[j] = rows.last[j] - rows.first[j];
       gradient_of_scores(call, t, b);
       detail::p_of_d_v(s, t, b);
-      accumulate(s.accumulator, {b.sum1, t.keys, d, active, nullptr}, {b.p, kTile, 1}, {b.g, d}, t.queries, s.promote_queries, b.part,
-                 [&rows](int j, int) { return rows.reference[j]; });
+      accumulate(s.accumulator, {b.sum1, t.keys, d, active, nullptr}, {b.p, kTile, 1}, {b.g, d}, t.queries, s.promote_queries,
+                 b.part, [&rows](int j, int) { return rows.reference[j]; });
       PayloadCounts payload_counts;
       const DsPayload payload = make_payload(call, s.ds_second, DsUse::d_k, t, b, counts ? &payload_counts : nullptr);
       if (counts) {

@@ -26,12 +26,14 @@ static void count_p(Element element, const float* x, const float* code, int firs
   }
 }
 
-static void store_codes(const TileShape& t, const Document& document, std::int64_t tokens, int key, int first, int last, const float* code, float* matrix) {
+static void store_codes(const TileShape& t, const Document& document, std::int64_t tokens, int key, int first, int last,
+                        const float* code, float* matrix) {
   for (int i = first; i < last; ++i) matrix[(document.start + t.q0 + i) * tokens + document.start + t.k0 + key] = code[i];
 }
 
 /// P with the constant factor 2^B (or BF16, B = 0) into p; the codes' sum into rows.sum.
-static void constant_p(const ForwardCall& call, const Item& item, const TileShape& t, bool folded, const float* y, float* p, TileRows& rows, ProbeCounts* counts, float* codes) {
+static void constant_p(const ForwardCall& call, const Item& item, const TileShape& t, bool folded, const float* y, float* p,
+                       TileRows& rows, ProbeCounts* counts, float* codes) {
   const Settings& s = *call.settings;
   const float b = static_cast<float>(s.code_exponent);
   alignas(64) float shift[kTile], plain[kTile];
@@ -102,7 +104,8 @@ static void block_p(const ForwardCall& call, const TileShape& t, const float* y,
 }
 
 /// Earlier codes of a row follow its reference: code * 2^(m of that moment - m now).
-static void rescale_codes(const TileShape& t, const Document& document, std::int64_t tokens, const float* correction, float* matrix) {
+static void rescale_codes(const TileShape& t, const Document& document, std::int64_t tokens, const float* correction,
+                          float* matrix) {
   for (int i = 0; i < t.queries; ++i)
     if (correction[i] != 1.f && correction[i] != 0.f)
       for (std::int64_t j = t.k0 + t.keys; j < document.length; ++j) {
@@ -119,14 +122,17 @@ static void write_output(const ForwardCall& call, const Item& item, const TileSh
     const std::int64_t token = item.document.start + t.q0 + i, at = item.head * s.tokens + token;
     float* out = b.part;
     const bool blind = rows.fresh[i] != 0;
+    // every code of a row that sees keys vanished: its scores left the range in which FP32 resolves differences of 1
+    const float l = !blind && rows.l[i] == 0.f ? numerics::quiet_nan() : rows.l[i];
     for (int c = 0; c < s.head_dim; ++c)
-      out[c] = blind ? 0.f : numerics::mul(numerics::mul(b.sum0[i * s.head_dim + c], unit) / rows.l[i], v_factor);
+      out[c] = blind ? 0.f : numerics::mul(numerics::mul(b.sum0[i * s.head_dim + c], unit) / l, v_factor);
     write_row(call.o, token, item.head, s.query_heads, s.head_dim, out);
-    const auto log2_l = static_cast<float>(__builtin_log2(static_cast<double>(rows.l[i])));
-    call.lse[at] = blind ? numerics::infinity() : numerics::natural_lse(rows.m[i], log2_l);
+    const auto log2_l = static_cast<float>(__builtin_log2(static_cast<double>(l)));
+    const float lse = blind ? numerics::infinity() : numerics::natural_lse(rows.m[i], log2_l);
+    call.lse[at] = numerics::is_nan(lse) ? numerics::quiet_nan() : lse;
     if (call.m) {
       call.m[at] = rows.m[i];
-      call.l[at] = rows.l[i];
+      call.l[at] = l;
     }
   }
 }
@@ -170,9 +176,10 @@ static void forward_tile(const ForwardCall& call, const Item& item, Scratch scra
     const float unit = numerics::pow2(-s.code_exponent);
     for (int i = 0; i < t.width; ++i)
       if (rows.seen[i])
-        rows.l[i] = numerics::add(numerics::mul(rows.l[i], rows.correction[i]), s.sum_unrounded ? rows.sum[i] : numerics::mul(rows.sum[i], unit));
-    accumulate(s.accumulator, {b.sum0, t.queries, s.head_dim, rows.seen, rows.correction}, {b.p, 1, kTile}, {b.v, s.head_dim}, t.keys,
-               s.promote_keys, b.part, [&rows](int i, int) { return rows.reference[i]; });
+        rows.l[i] = numerics::add(numerics::mul(rows.l[i], rows.correction[i]),
+                                  s.sum_unrounded ? rows.sum[i] : numerics::mul(rows.sum[i], unit));
+    accumulate(s.accumulator, {b.sum0, t.queries, s.head_dim, rows.seen, rows.correction}, {b.p, 1, kTile}, {b.v, s.head_dim},
+               t.keys, s.promote_keys, b.part, [&rows](int i, int) { return rows.reference[i]; });
   }
   detail::write_output(call, item, t, v_factor, b);
 }

@@ -9,7 +9,8 @@
 namespace flamia::cpu::FLAMIA_ISA {
 
 /// Q and dO' of a query tile: transposed for S and dP; b.q and b.g hold the forms of dK and dV if `second`.
-static void load_queries(const BackwardCall& call, const Document& document, int head, const TileShape& t, bool second, const Buffers& b) {
+static void load_queries(const BackwardCall& call, const Document& document, int head, const TileShape& t, bool second,
+                         const Buffers& b) {
   const Settings& s = *call.settings;
   TileRows& rows = *b.rows;
   rows.q_factor = load_values(call.q, document, head, t.q0, t.queries, b.q, rows.q_exponent, rows.q_flagged);
@@ -35,12 +36,14 @@ static void load_queries(const BackwardCall& call, const Document& document, int
     const bool inside = i < t.queries && call.l[at] != 0.f;  // l = 0: the row sees no key
     rows.m[i] = inside ? call.m[at] : 0.f;
     rows.d[i] = inside ? call.d[at] : 0.f;
-    if (inside && s.classical) rows.m[i] = numerics::add(rows.m[i], static_cast<float>(__builtin_log2(static_cast<double>(call.l[at]))));
+    if (inside && s.classical)
+      rows.m[i] = numerics::add(rows.m[i], static_cast<float>(__builtin_log2(static_cast<double>(call.l[at]))));
   }
 }
 
 /// K and V of a key tile. The form of K in dQ goes to b.k2 if `second`; returns where its values lie (b.k if it is the same form).
-static const float* load_keys(const BackwardCall& call, const Document& document, int key_head, const TileShape& t, bool second, const Buffers& b) {
+static const float* load_keys(const BackwardCall& call, const Document& document, int key_head, const TileShape& t, bool second,
+                              const Buffers& b) {
   TileRows& rows = *b.rows;
   rows.k_factor = load_values(call.k, document, key_head, t.k0, t.keys, b.k, rows.k_exponent, rows.k_flagged);
   const Operand& v = t.right_cut && call.v_diagonal.present() ? call.v_diagonal : call.v;
@@ -93,9 +96,12 @@ struct DsExponents {
 static DsExponents exponents_before(const Payload& form, bool one_payload, DsUse use) {
   const bool whole_tile = form.rows == kTile && form.columns == kTile;
   switch (form.kind) {
-    case Payload::Kind::constant: return {true, false, false, 8};
-    case Payload::Kind::tensor: return {true, false, false, 0};
-    case Payload::Kind::plain: break;
+    case Payload::Kind::constant:
+      return {true, false, false, 8};
+    case Payload::Kind::tensor:
+      return {true, false, false, 0};
+    case Payload::Kind::plain:
+      break;
     case Payload::Kind::blocks:
       if (one_payload) return {true, whole_tile, whole_tile, 0};
       break;
@@ -103,12 +109,14 @@ static DsExponents exponents_before(const Payload& form, bool one_payload, DsUse
   return {true, use == DsUse::d_k, use == DsUse::d_q, 0};
 }
 
-static void count_payload(const Payload& form, const TileRows& rows, const float* ds, const float* before, const float* code, int first, int last, PayloadCounts* counts) {
+static void count_payload(const Payload& form, const TileRows& rows, const float* ds, const float* before, const float* code,
+                          int first, int last, PayloadCounts* counts) {
   for (int i = first; i < last; ++i) {
     counts->saturated += saturates(form.element, before[i]);
     if (ds[i] == 0.f || code[i] != 0.f) continue;
     ++counts->zero;
-    counts->lost += static_cast<double>(times_pow2(numerics::abs_of(ds[i]), rows.g_exponent[i])) * static_cast<double>(rows.g_factor);
+    counts->lost +=
+        static_cast<double>(times_pow2(numerics::abs_of(ds[i]), rows.g_exponent[i])) * static_cast<double>(rows.g_factor);
   }
 }
 
@@ -119,10 +127,11 @@ static void count_payload(const Payload& form, const TileRows& rows, const float
 struct DsPayload {
   BlockExponents outer;  // valid if `has_outer`
   bool has_outer;
-  int minus_partner;     // 1: the outer exponent of a row of the output is less by that row's own exponent (one payload a tile)
+  int minus_partner;  // 1: the outer exponent of a row of the output is less by that row's own exponent (one payload a tile)
 };
 
-static DsPayload make_payload(const BackwardCall& call, const Payload& form, DsUse use, const TileShape& t, const Buffers& b, PayloadCounts* counts) {
+static DsPayload make_payload(const BackwardCall& call, const Payload& form, DsUse use, const TileShape& t, const Buffers& b,
+                              PayloadCounts* counts) {
   const Settings& s = *call.settings;
   TileRows& rows = *b.rows;
   const bool one = s.one_ds_payload, blocks = form.kind == Payload::Kind::blocks;
@@ -168,7 +177,8 @@ static void count_gradients(const TileShape& t, const TileRows& rows, const floa
       const float x = ds[j * kTile + i];
       if (x == 0.f) continue;
       ++counts->ds_pairs;
-      counts->ds_mass += static_cast<double>(times_pow2(numerics::abs_of(x), rows.g_exponent[i])) * static_cast<double>(rows.g_factor);
+      counts->ds_mass +=
+          static_cast<double>(times_pow2(numerics::abs_of(x), rows.g_exponent[i])) * static_cast<double>(rows.g_factor);
     }
 }
 

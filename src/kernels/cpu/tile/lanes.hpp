@@ -34,7 +34,6 @@ FLAMIA_FN float times_pow2(float x, int e) {
   return numerics::mul(numerics::mul(x, a), b);
 }
 
-
 /// x[i] = 2^x[i] by the recipe's kind; `key` is counted inside the tile.
 static void exp2_lanes(const Settings& s, int key, float* x, int width) {
   using numerics::Exp2Kind;

@@ -50,8 +50,12 @@ static bool decode_row(const Operand& form, const std::uint8_t* codes, float* ou
       }
       return top < 0x7f800000u;
     }
-    case Element::e4m3: decode_bytes<numerics::kE4M3>(codes, form.dim, out); break;
-    case Element::e5m2: decode_bytes<numerics::kE5M2>(codes, form.dim, out); break;
+    case Element::e4m3:
+      decode_bytes<numerics::kE4M3>(codes, form.dim, out);
+      break;
+    case Element::e5m2:
+      decode_bytes<numerics::kE5M2>(codes, form.dim, out);
+      break;
     case Element::e2m1:
       for (int c = 0; c < form.dim; ++c) out[c] = numerics::decode<numerics::kE2M1>(codes[c / 2] >> (c % 2 * 4) & 0xfu);
       break;
@@ -119,7 +123,8 @@ static int greatest_exponent(const Operand& form, const Document& document, int 
     int greatest = numerics::kLeastExponent;
     const bool blocks = form.group == Group::Kind::blocks;
     const std::int64_t base = blocks ? (detail::scale_row(form, document, position) * form.heads + head) * form.column_groups
-                                     : form.group == Group::Kind::head ? head : 0;
+                              : form.group == Group::Kind::head ? head
+                                                                : 0;
     for (int g = 0; g < (blocks ? form.column_groups : 1); ++g) {
       const float value = detail::scale_value(form, base + g, &flagged);
       if (!flagged && value > 0.f) greatest = numerics::max_of(greatest, numerics::ceil_log2(value));
@@ -133,7 +138,8 @@ static int greatest_exponent(const Operand& form, const Document& document, int 
   const std::int64_t base = (detail::scale_row(form, document, position) * form.heads + head) * form.column_groups;
   int greatest = numerics::kLeastExponent;
   for (int g = 0; g < form.column_groups; ++g)
-    if (form.scales[base + g] != numerics::kFlagged) greatest = numerics::max_of(greatest, numerics::decode_ue8m0(form.scales[base + g]));
+    if (form.scales[base + g] != numerics::kFlagged)
+      greatest = numerics::max_of(greatest, numerics::decode_ue8m0(form.scales[base + g]));
   return greatest;
 }
 

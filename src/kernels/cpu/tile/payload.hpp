@@ -44,7 +44,8 @@ static void fill_block(bool floor_rule, std::uint32_t magnitude, int begin, int 
 
 /// Exponents of blocks of `form.rows` queries x `form.columns` keys. right_reach >= 0: for key j only the queries >= j - right_reach of
 /// a block count, so that no gradient of a key depends on a query before it (numerics.md §8, "its queries as for dV's R").
-static BlockExponents block_exponents(const Payload& form, const float* z, const TileShape& t, std::int64_t right_reach, const Buffers& b) {
+static BlockExponents block_exponents(const Payload& form, const float* z, const TileShape& t, std::int64_t right_reach,
+                                      const Buffers& b) {
   detail::key_block_maxima(z, t, form.columns, b.magnitudes);
   const int key_blocks = (t.keys + form.columns - 1) / form.columns;
   const bool per_key = form.rows > 1 && form.columns > 1 && right_reach >= 0;

@@ -4,8 +4,8 @@
 #pragma once
 #include <cstdint>
 
-#include "numerics/accumulate.hpp"
 #include "kernels/cpu/tile/simd.hpp"
+#include "numerics/accumulate.hpp"
 
 namespace flamia::cpu::FLAMIA_ISA {
 

@@ -32,7 +32,8 @@ static void greatest_scores(const TileShape& t, const float* y, TileRows& rows) 
 FLAMIA_FN float greatest_of(std::int32_t order) { return order == INT32_MIN ? 0.f : from_ordered(order); }
 
 /// sum[i] = sum of E4M3(exp2(t - reference[i] + exponent)) over the visible keys, NaN skipped. Exact where it decides anything.
-static void code_sums(const Settings& s, const TileShape& t, const float* y, const float* reference, int exponent, TileRows& rows, float* sum) {
+static void code_sums(const Settings& s, const TileShape& t, const float* y, const float* reference, int exponent, TileRows& rows,
+                      float* sum) {
   for (int i = 0; i < t.width; ++i) {
     rows.base[i] = numerics::add(static_cast<float>(exponent), -reference[i]);
     sum[i] = 0.f;
@@ -47,7 +48,8 @@ static void code_sums(const Settings& s, const TileShape& t, const float* y, con
   }
 }
 
-static void move_tilesum(const Settings& s, const TileShape& t, std::int64_t key_tile, std::int64_t document_length, const float* y, TileRows& rows) {
+static void move_tilesum(const Settings& s, const TileShape& t, std::int64_t key_tile, std::int64_t document_length, const float* y,
+                         TileRows& rows) {
   alignas(64) float grid[kTile], excess[kTile], total[kTile];
   for (int i = 0; i < t.width; ++i) grid[i] = numerics::phase32_first(greatest_of(rows.greatest[i]));
   code_sums(s, t, y, grid, 8, rows, excess);
@@ -71,7 +73,8 @@ static void move_tilesum(const Settings& s, const TileShape& t, std::int64_t key
 }  // namespace detail
 
 /// Moves rows.m for the rows that see a key of the tile; rows.correction = 2^(m_old - m_new), 1 for the others, 0 for a row's first tile.
-static void move_reference(const Settings& s, const TileShape& t, std::int64_t key_tile, std::int64_t document_length, const float* y, TileRows& rows) {
+static void move_reference(const Settings& s, const TileShape& t, std::int64_t key_tile, std::int64_t document_length,
+                           const float* y, TileRows& rows) {
   detail::greatest_scores(t, y, rows);
   if (s.reference == numerics::RowReference::tilesum) return detail::move_tilesum(s, t, key_tile, document_length, y, rows);
   for (int i = 0; i < t.width; ++i) {

@@ -20,7 +20,8 @@ FLAMIA_FN std::int64_t greatest(std::int64_t a, std::int64_t b) { return a > b ?
 FLAMIA_FN int clipped(std::int64_t x, int limit) { return static_cast<int>(greatest(0, least(x, limit))); }
 
 /// The tile, and who sees whom in it (rows.first, last, seen).
-static TileShape place_tile(const Settings& s, const Document& document, std::int64_t query_tile, std::int64_t key_tile, TileRows& rows) {
+static TileShape place_tile(const Settings& s, const Document& document, std::int64_t query_tile, std::int64_t key_tile,
+                            TileRows& rows) {
   TileShape t;
   t.q0 = query_tile * kTile;
   t.k0 = key_tile * kTile;

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Accuracy on N(0, 1) against float64 attention on the unquantised input: the bars of numerics.md §0, with controls that must miss them.
+#include "kernels/attention_case.hpp"
+
+namespace flamia::test {
+namespace {
+
+struct Bars {
+  double o, d_q, d_k, d_v;
+};
+
+struct Measured {
+  double o = 0, d_q = 0, d_k = 0, d_v = 0;  // mean cosine over the heads
+  std::vector<double> worst_d_q;            // per head
+};
+
+Measured measure(const Input& in, const Result& r, const cpu::OracleResult& t) {
+  const Problem& p = in.problem;
+  Measured m;
+  for (int h = 0; h < p.query_heads; ++h) {
+    const auto d_q = head_of(r.d_q, h, p.query_heads, p.head_dim), true_d_q = head_of(t.d_q, h, p.query_heads, p.head_dim);
+    m.o += cosine(head_of(r.o, h, p.query_heads, p.head_dim), head_of(t.o, h, p.query_heads, p.head_dim)) / p.query_heads;
+    m.d_q += cosine(d_q, true_d_q) / p.query_heads;
+    m.worst_d_q.push_back(worst_row(d_q, true_d_q, p.head_dim));
+  }
+  for (int h = 0; h < p.key_heads; ++h) {
+    m.d_k += cosine(head_of(r.d_k, h, p.key_heads, p.head_dim), head_of(t.d_k, h, p.key_heads, p.head_dim)) / p.key_heads;
+    m.d_v += cosine(head_of(r.d_v, h, p.key_heads, p.head_dim), head_of(t.d_v, h, p.key_heads, p.head_dim)) / p.key_heads;
+  }
+  return m;
+}
+
+void expect_bars(const Measured& m, const Bars& bars, const std::string& what) {
+  std::cout << "[ measured ] " << what << " O " << m.o << " dQ " << m.d_q << " dK " << m.d_k << " dV " << m.d_v << " w";
+  for (const double w : m.worst_d_q) std::cout << " " << w;
+  std::cout << std::endl;
+  EXPECT_GE(m.o, bars.o) << what;
+  EXPECT_GE(m.d_q, bars.d_q) << what;
+  EXPECT_GE(m.d_k, bars.d_k) << what;
+  EXPECT_GE(m.d_v, bars.d_v) << what;
+}
+
+constexpr Bars kCausal{.9987, .9976, .9976, .9987};
+constexpr Bars kFull{.9983, .9976, .9976, .9983};
+
+TEST(Accuracy, CausalAndFullAt1024) {
+  for (const bool causal : {true, false}) {
+    Shape shape{.lengths = {1024}, .query_heads = 4, .key_heads = 4, .mask = {causal, -1, -1}};
+    const Input in = normal_input(shape, fresh_seed() + 10);
+    const cpu::OracleResult t = truth(in);
+    for (const char* name : {"mxfp8", "mxfp8-exact"})
+      expect_bars(measure(in, run(in, recipe(name)), t), causal ? kCausal : kFull,
+                  std::string(name) + (causal ? " causal" : " full"));
+    expect_bars(measure(in, run(in, recipe("bf16")), t), {.99999, .9999, .9999, .99999}, "bf16");
+    // controls: saturation, and a result that is wrong in one place
+    const Measured floor = measure(in, run(in, recipe("mxfp8-floor")), t);
+    EXPECT_LT(floor.o, kFull.o);
+    EXPECT_LT(floor.d_q, .9976);
+    Result damaged = run(in, recipe("bf16"));
+    std::fill_n(damaged.d_q.begin(), 128, 0.f);
+    EXPECT_GE(worst_row(head_of(damaged.d_q, 0, 4, 128), head_of(t.d_q, 0, 4, 128), 128), causal ? 0.0 : 0.99)
+        << "one zeroed row must show";
+    std::fill_n(damaged.o.begin(), 128, 0.f);
+    EXPECT_GE(worst_row(head_of(damaged.o, 0, 4, 128), head_of(t.o, 0, 4, 128), 128), 0.99) << "one zeroed row must show";
+  }
+}
+
+TEST(Accuracy, ControlsOfOneMistakeMissTheBars) {
+  Shape shape{.lengths = {300, 340}, .query_heads = 2, .key_heads = 2};
+  Input in = normal_input(shape, fresh_seed() + 11);
+  const cpu::OracleResult t = truth(in);
+  Input wrong = in;
+  wrong.problem.mask = {false, -1, 1};  // one key more
+  EXPECT_LT(measure(in, run(wrong, recipe("bf16")), t).o, .9987);
+  wrong = in;
+  wrong.cu_seqlens[1] += 1;  // a key of the next document
+  EXPECT_GT(worst_row(run(wrong, recipe("bf16")).o, t.o, 256), 0.3);
+  wrong = in;
+  wrong.problem.scale = 2.f / std::sqrt(128.f);  // a scale that is one exponent off
+  EXPECT_LT(measure(in, run(wrong, recipe("bf16")), t).o, .9987);
+}
+
+/// The bars as numerics.md states them: six heads of 4096 tokens, w of dQ <= 1.0 on each.
+TEST(AccuracyLong, SixHeadsOf4096Causal) {
+  Shape shape{.lengths = {4096}, .query_heads = 6, .key_heads = 6};
+  const Input in = normal_input(shape, fresh_seed() + 12);
+  const cpu::OracleResult t = truth(in);
+  for (const char* name : {"mxfp8", "mxfp8-exact"}) {
+    const Measured m = measure(in, run(in, recipe(name)), t);
+    expect_bars(m, kCausal, std::string(name) + " 4096");
+    for (const double w : m.worst_d_q) EXPECT_LE(w, 1.0) << name;
+  }
+}
+
+/// Its control: l summed before rounding exceeds 1.0 on most heads. How many is chance of the data (two in three), so the data is fixed.
+TEST(AccuracyLong, UnroundedSumsExceedTheWorstRowBar) {
+  Shape shape{.lengths = {4096}, .query_heads = 6, .key_heads = 6};
+  const Input in = normal_input(shape, 2746559151u);
+  const cpu::OracleResult t = truth(in);
+  const Measured control = measure(in, run(in, recipe("mxfp8 l=unrounded")), t);
+  expect_bars(control, {0, 0, 0, 0}, "mxfp8 l=unrounded");
+  int above = 0;
+  for (const double w : control.worst_d_q) above += w > 1.0;
+  EXPECT_GE(above, 4);
+  for (const double w : measure(in, run(in, recipe("mxfp8")), t).worst_d_q) EXPECT_LE(w, 1.0);
+}
+
+TEST(AccuracyLong, FullAt4096) {
+  Shape shape{.lengths = {4096}, .query_heads = 2, .key_heads = 2, .mask = {false, -1, -1}};
+  const Input in = normal_input(shape, fresh_seed() + 13);
+  const cpu::OracleResult t = truth(in);
+  for (const char* name : {"mxfp8", "mxfp8-exact"})
+    expect_bars(measure(in, run(in, recipe(name)), t), kFull, std::string(name) + " full 4096");
+}
+
+}  // namespace
+}  // namespace flamia::test

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who can change whom (system.md §6). Exact means: no bit.
+#include "kernels/attention_case.hpp"
+
+namespace flamia::test {
+namespace {
+
+constexpr float kFactors[] = {16.f, 1024.f, 1e4f, NAN};
+
+/// Elements of [tokens, heads, dim] arrays that differ on tokens [begin, end).
+std::size_t changed(const std::vector<float>& a, const std::vector<float>& b, std::int64_t begin, std::int64_t end,
+                    std::int64_t tokens) {
+  const auto row = static_cast<std::int64_t>(a.size()) / tokens;
+  std::size_t count = 0;
+  for (std::int64_t i = begin * row; i < end * row; ++i)
+    count += numerics::bits_of(a[static_cast<std::size_t>(i)]) != numerics::bits_of(b[static_cast<std::size_t>(i)]);
+  return count;
+}
+
+void multiply(std::vector<float>& x, std::int64_t begin, std::int64_t end, std::int64_t tokens, float factor) {
+  const auto row = static_cast<std::int64_t>(x.size()) / tokens;
+  for (std::int64_t i = begin * row; i < end * row; ++i)
+    x[static_cast<std::size_t>(i)] = numerics::round_bf16(x[static_cast<std::size_t>(i)] * factor);
+}
+
+struct Changes {
+  std::size_t o = 0, d_q = 0, d_k = 0, d_v = 0, elsewhere = 0;
+  std::size_t inside() const { return o + d_q; }
+  std::size_t back() const { return d_k + d_v; }
+};
+
+/// Document 1 of three. Its tokens after `cut` are multiplied in q, k, v, dO; O and dQ are compared up to position `up_to`. Then q and dO
+/// before `cut` are; dK and dV are compared from `from` on. Other documents are always compared as a whole.
+Changes amplify(const Input& in, const Recipe& r, std::int64_t cut, std::int64_t up_to, std::int64_t from, float factor) {
+  const std::int64_t tokens = in.problem.tokens, start = in.cu_seqlens[1], end = in.cu_seqlens[2];
+  const Result before = run(in, r);
+  Changes c;
+  const auto others = [&](const Result& after) {
+    for (const auto& [x, y] :
+         {std::pair{&before.o, &after.o}, {&before.d_q, &after.d_q}, {&before.d_k, &after.d_k}, {&before.d_v, &after.d_v}})
+      c.elsewhere += changed(*x, *y, 0, start, tokens) + changed(*x, *y, end, tokens, tokens);
+  };
+  Input later = in;
+  for (std::vector<float>* x : {&later.q, &later.k, &later.v, &later.d_o}) multiply(*x, start + cut + 1, end, tokens, factor);
+  const Result after = run(later, r);
+  c.o = changed(before.o, after.o, start, start + up_to, tokens);
+  c.d_q = changed(before.d_q, after.d_q, start, start + up_to, tokens);
+  others(after);
+  Input earlier = in;
+  for (std::vector<float>* x : {&earlier.q, &earlier.d_o}) multiply(*x, start, start + cut, tokens, factor);
+  const Result behind = run(earlier, r);
+  c.d_k = changed(before.d_k, behind.d_k, start + from, end, tokens);
+  c.d_v = changed(before.d_v, behind.d_v, start + from, end, tokens);
+  others(behind);
+  return c;
+}
+
+Input packed(std::uint32_t seed, Mask mask = {}, int group = 1) {
+  Shape shape{.lengths = {45, 300, 20}, .query_heads = 2 * group, .key_heads = 2, .head_dim = 64, .mask = mask, .tail = 2};
+  Input in = normal_input(shape, seed);
+  // a sink and an outlier among the values: scales that matter
+  for (int c = 0; c < 64; ++c) in.k_row(45, 0)[c] = 3.f, in.v_row(45, 0)[c] *= 1.f / 1024, in.v_row(50, 1)[c] *= 1024.f;
+  return in;
+}
+
+TEST(Exactness, ExactRecipesChangeNoBit) {
+  const std::uint32_t seed = fresh_seed() + 20;
+  for (const char* text : {"mxfp8-exact", "mxfp8-exact ref=tilesum", "mxfp8-exact ds=row32", "mxfp8-exact dk=key64",
+                           "mxfp8-exact dq=f32", "mxfp8-exact sticky=off", "bf16"}) {
+    const Input in = packed(seed);
+    for (const std::int64_t cut : {70, 200})
+      for (const float factor : kFactors) {
+        const Changes c = amplify(in, recipe(text), cut, cut + 1, cut, factor);
+        EXPECT_EQ(c.o, 0u) << text << " O, cut " << cut << " factor " << factor;
+        EXPECT_EQ(c.d_q, 0u) << text << " dQ, cut " << cut << " factor " << factor;
+        EXPECT_EQ(c.d_k, 0u) << text << " dK, cut " << cut << " factor " << factor;
+        EXPECT_EQ(c.d_v, 0u) << text << " dV, cut " << cut << " factor " << factor;
+        EXPECT_EQ(c.elsewhere, 0u) << text;
+      }
+  }
+}
+
+TEST(Exactness, HoldsForWindowsAndGroupedHeads) {
+  const std::uint32_t seed = fresh_seed() + 21;
+  for (const Mask mask : {Mask{true, 40, -1}, Mask{true, 150, -1}, Mask{false, 60, 0}, Mask{false, 60, 20}, Mask{false, -1, 130}})
+    for (const int group : {1, 3}) {
+      const Input in = packed(seed, mask, group);
+      const std::int64_t reach = mask.causal ? 0 : mask.right;
+      for (const std::int64_t cut : {70, 200})
+        for (const float factor : {1024.f, static_cast<float>(NAN)}) {
+          const Changes c =
+              amplify(in, recipe("mxfp8-exact"), cut, std::max<std::int64_t>(0, cut + 1 - reach), cut + reach, factor);
+          EXPECT_EQ(c.inside() + c.back() + c.elsewhere, 0u)
+              << "window " << mask.left << "," << mask.right << " group " << group << " cut " << cut << " factor " << factor;
+        }
+    }
+}
+
+TEST(Exactness, Mxfp8ChangesNothingBeyondTheTokenBlock) {
+  const Input in = packed(fresh_seed() + 22);
+  for (const std::int64_t cut : {70, 200})
+    for (const float factor : kFactors) {
+      const std::int64_t block = (cut + 1) / 32 * 32;  // the first changed token's block starts here
+      const Changes c = amplify(in, recipe("mxfp8"), cut, block, (cut + 31) / 32 * 32, factor);
+      EXPECT_EQ(c.inside() + c.back() + c.elsewhere, 0u) << "cut " << cut << " factor " << factor;
+      const Changes inside = amplify(in, recipe("mxfp8"), cut, cut + 1, cut, factor);
+      EXPECT_GT(inside.inside(), 0u) << "the block itself does leak: cut " << cut << " factor " << factor;
+    }
+}
+
+TEST(Exactness, ComparisonRecipesLeak) {
+  const Input in = packed(fresh_seed() + 23);
+  for (const char* text :
+       {"fp8-tensor", "mxfp8-floor", "mxfp8-exact prescale=sequence", "mxfp8-exact block=32", "mxfp8-exact ds=32x32"}) {
+    std::size_t leaked = 0;
+    for (const std::int64_t cut : {70, 200})
+      for (const float factor : {16.f, 1e4f}) leaked += amplify(in, recipe(text), cut, cut + 1, cut, factor).inside();
+    EXPECT_GT(leaked, 0u) << text;
+  }
+  EXPECT_GT(amplify(in, recipe("fp8-tensor"), 70, 71, 70, 1e4f).elsewhere, 0u) << "one scale per tensor crosses documents";
+  EXPECT_EQ(amplify(in, recipe("mxfp8-floor"), 70, 71, 70, 1e4f).elsewhere, 0u);
+}
+
+TEST(Exactness, DocumentsAreComputedApart) {
+  const Input in = packed(fresh_seed() + 24, {false, -1, -1});
+  for (const char* text : {"mxfp8", "mxfp8-exact", "mxfp8-floor", "bf16", "mxfp8 ds=32x32"}) {
+    const Result whole = run(in, recipe(text));
+    for (std::size_t b = 0; b + 1 < in.cu_seqlens.size(); ++b) {
+      Input one = in;
+      const std::int64_t start = in.cu_seqlens[b], length = in.cu_seqlens[b + 1] - start;
+      one.problem.tokens = length;
+      one.problem.documents = 1;
+      one.cu_seqlens = {0, static_cast<std::int32_t>(length)};
+      const auto cut = [&](std::vector<float>& x) {
+        const auto row = static_cast<std::ptrdiff_t>(x.size()) / in.problem.tokens;
+        x = std::vector<float>(x.begin() + start * row, x.begin() + (start + length) * row);
+      };
+      for (std::vector<float>* x : {&one.q, &one.k, &one.v, &one.d_o}) cut(*x);
+      Result part = whole;
+      for (std::vector<float>* x : {&part.o, &part.d_q, &part.d_k, &part.d_v}) cut(*x);
+      const Result alone = run(one, recipe(text));
+      EXPECT_EQ(different_bits(part.o, alone.o) + different_bits(part.d_q, alone.d_q) + different_bits(part.d_k, alone.d_k) +
+                    different_bits(part.d_v, alone.d_v),
+                0u)
+          << text << " document " << b;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flamia::test

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// NaN and infinity in one element: which rows become NaN, and that nothing else changes in any bit (numerics.md §10).
+#include "kernels/attention_case.hpp"
+
+namespace flamia::test {
+namespace {
+
+enum class State { equal, all_nan };
+
+/// Row (token, head) of a [tokens, heads, dim] result against the undisturbed one.
+testing::AssertionResult row_is(State state, const std::vector<float>& before, const std::vector<float>& after, std::int64_t token,
+                                int head, int heads, int dim) {
+  for (int c = 0; c < dim; ++c) {
+    const auto i = static_cast<std::size_t>((token * heads + head) * dim + c);
+    const bool fine = state == State::all_nan ? std::isnan(after[i]) : numerics::bits_of(before[i]) == numerics::bits_of(after[i]);
+    if (!fine)
+      return testing::AssertionFailure() << "token " << token << " head " << head << " channel " << c << ": " << before[i]
+                                         << " became " << after[i];
+  }
+  return testing::AssertionSuccess();
+}
+
+/// Two documents, three query heads... of which group 1 of two is disturbed, in document 1, which starts at token 40.
+constexpr std::int64_t kStart = 40, kLength = 300;
+constexpr int kDim = 32;
+
+Input clean(std::uint32_t seed, Mask mask) {
+  return normal_input({.lengths = {kStart, kLength, 30}, .query_heads = 4, .key_heads = 2, .head_dim = kDim, .mask = mask}, seed);
+}
+
+struct Case {
+  const char* recipe;
+  int block;  // tokens that a flag covers
+};
+
+void disturb(const Case& which, Mask mask, char operand, std::int64_t position, float value, std::uint32_t seed) {
+  const Input before_input = clean(seed, mask);
+  Input input = before_input;
+  constexpr int kQueryHead = 2, kKeyHead = 1;  // query heads 2 and 3 share key head 1
+  float* row = operand == 'q'   ? input.q_row(kStart + position, kQueryHead)
+               : operand == 'k' ? input.k_row(kStart + position, kKeyHead)
+               : operand == 'v' ? input.v_row(kStart + position, kKeyHead)
+                                : input.d_o_row(kStart + position, kQueryHead);
+  row[5] = value;
+  const Result before = run(before_input, recipe(which.recipe)), after = run(input, recipe(which.recipe));
+  const schedule::MaskReach reach = schedule::reach_of(mask.causal, mask.left, mask.right);
+  const auto block_of = [&](std::int64_t i) { return i / which.block; };
+
+  // who is reached: O of a row; then, through dO / l, dQ of the row's block and dK, dV of the keys that rows of that block see
+  std::vector<bool> o_nan(kLength * 4), d_q_nan(kLength * 4), key_nan(kLength * 2);
+  for (int h = 0; h < 4; ++h)
+    for (std::int64_t i = 0; i < kLength; ++i) {
+      const schedule::Interval keys = schedule::visible_keys(reach, i, kLength);
+      bool reached = false;
+      if (operand == 'q') reached = h == kQueryHead && block_of(i) == block_of(position);
+      if (operand == 'k' || operand == 'v')
+        for (std::int64_t j = keys.begin; j < keys.end && h / 2 == kKeyHead; ++j)
+          reached = reached || block_of(j) == block_of(position);
+      o_nan[static_cast<std::size_t>(i * 4 + h)] = reached;
+    }
+  const bool bf16 = std::string(which.recipe) == "bf16";
+  for (int h = 0; h < 4; ++h)
+    for (std::int64_t i = 0; i < kLength; ++i) {
+      bool flagged = operand == 'g' && h == kQueryHead && block_of(i) == block_of(position);
+      if (bf16)
+        flagged = flagged || o_nan[static_cast<std::size_t>(i * 4 + h)];
+      else
+        for (std::int64_t x = block_of(i) * which.block; x < std::min<std::int64_t>((block_of(i) + 1) * which.block, kLength); ++x)
+          flagged = flagged || o_nan[static_cast<std::size_t>(x * 4 + h)];
+      d_q_nan[static_cast<std::size_t>(i * 4 + h)] = flagged;
+      const schedule::Interval keys = schedule::visible_keys(reach, i, kLength);
+      for (std::int64_t j = keys.begin; j < keys.end && flagged; ++j) key_nan[static_cast<std::size_t>(j * 2 + h / 2)] = true;
+    }
+  const std::string what =
+      std::string(which.recipe) + " " + operand + " at " + std::to_string(position) + " = " + std::to_string(value);
+  for (std::int64_t token = 0; token < input.problem.tokens; ++token) {
+    const std::int64_t i = token - kStart;
+    const bool inside = i >= 0 && i < kLength;
+    for (int h = 0; h < 4; ++h) {
+      const State o = inside && o_nan[static_cast<std::size_t>(i * 4 + h)] ? State::all_nan : State::equal;
+      const State d_q = inside && d_q_nan[static_cast<std::size_t>(i * 4 + h)] ? State::all_nan : State::equal;
+      ASSERT_TRUE(row_is(o, before.o, after.o, token, h, 4, kDim)) << what << " O";
+      ASSERT_EQ(std::isnan(after.lse[static_cast<std::size_t>(h * input.problem.tokens + token)]), o == State::all_nan)
+          << what << " LSE " << token;
+      ASSERT_TRUE(row_is(d_q, before.d_q, after.d_q, token, h, 4, kDim)) << what << " dQ";
+    }
+    for (int h = 0; h < 2; ++h) {
+      const bool reached = inside && key_nan[static_cast<std::size_t>(i * 2 + h)];
+      ASSERT_TRUE(row_is(reached ? State::all_nan : State::equal, before.d_k, after.d_k, token, h, 2, kDim)) << what << " dK";
+      ASSERT_TRUE(row_is(reached ? State::all_nan : State::equal, before.d_v, after.d_v, token, h, 2, kDim)) << what << " dV";
+    }
+  }
+}
+
+TEST(NonFinite, ReachesWhoSeesItAndNobodyElse) {
+  const std::uint32_t seed = fresh_seed() + 70;
+  for (const Case& which : {Case{"mxfp8-exact", 1}, Case{"mxfp8", 32}, Case{"bf16", 1}})
+    for (const char operand : {'q', 'k', 'v', 'g'})
+      for (const std::int64_t position : {128, 200, 255})  // first, middle and last token of a tile
+        for (const float value : {static_cast<float>(NAN), INFINITY, -INFINITY}) {
+          if (std::isinf(value) && position != 200) continue;  // the flag is the same
+          disturb(which, {true, -1, -1}, operand, position, value, seed);
+        }
+}
+
+TEST(NonFinite, Windows) {
+  const std::uint32_t seed = fresh_seed() + 71;
+  for (const Mask mask : {Mask{true, 50, -1}, Mask{false, -1, -1}})
+    for (const char operand : {'q', 'k', 'v', 'g'})
+      for (const std::int64_t position : {0, 127, 299}) disturb({"mxfp8-exact", 1}, mask, operand, position, NAN, seed);
+}
+
+/// Scores that leave FP32 make NaN of their own rows.
+TEST(NonFinite, OverflowingScoresStayInTheirRow) {
+  Input in = normal_input({.lengths = {40, 40}, .head_dim = 64}, fresh_seed() + 72);
+  const Result before = run(in, recipe("mxfp8-exact"));
+  for (int c = 0; c < 64; ++c) in.q_row(60, 0)[c] = 3e38f;
+  const Result after = run(in, recipe("mxfp8-exact"));
+  for (std::int64_t i = 0; i < 80; ++i)
+    EXPECT_TRUE(row_is(i == 60 ? State::all_nan : State::equal, before.o, after.o, i, 0, 1, 64));
+  for (std::int64_t i = 0; i < 80; ++i)
+    EXPECT_TRUE(row_is(i == 60 ? State::all_nan : State::equal, before.d_q, after.d_q, i, 0, 1, 64));
+}
+
+}  // namespace
+}  // namespace flamia::test
