@@ -122,7 +122,7 @@ build() {
     grep -v '^\[[0-9]*/[0-9]*\] \(Building\|Linking\|Generating\)' "$log" | tail -n 200
     return 1
   }
-  ! grep -n 'warning:' "$log" || say "the build in ${folder#"$FLAMIA_ROOT"/} warns (lines above)"
+  ! grep 'warning:' "$log" | sed "s|$FLAMIA_ROOT/||g" | cut -c -200 || say "the build in ${folder#"$FLAMIA_ROOT"/} warns (lines above)"
 }
 
 # targets FOLDER...: the ninja targets "everything in this folder" of those that exist with a CMakeLists.txt.

@@ -17,9 +17,10 @@ from style import Row, plt
 
 COLUMNS = ("run", "commit", "gpu", "driver", "cuda", "clock_mhz", "workload", "heads", "key_heads", "head_dim", "mask", "mode",
            "implementation", "part", "ms", "tflops", "error")
-PARTS = ("quantise", "forward", "backward", "call")
-COLOURS = (style.BLUE, style.SKY, style.GREEN)  # ours
-PEER_COLOURS = (style.RED, style.ORANGE, style.PURPLE, style.BLACK, style.GREY, style.YELLOW)
+PARTS = ("quantise", "forward", "inference", "backward", "call")
+WORKLOADS = ("32x2048", "16x4096", "8x8192", "4x16384", "2x32768", "256x256", "8192+224x256", "manual_pages", "uniform_64_8192")
+COLOURS = (style.BLUE, style.SKY, style.GREEN, style.BLACK)  # ours
+PEER_COLOURS = (style.RED, style.ORANGE, style.PURPLE, style.GREY, style.YELLOW)
 
 
 class Case(NamedTuple):
@@ -50,6 +51,17 @@ def implementations(rows: Iterable[Row]) -> list[str]:
     return sorted(style.in_order([row["implementation"] for row in rows]), key=lambda name: not is_ours(name))
 
 
+def workloads_of(rows: Iterable[Row]) -> list[str]:
+    """The nine of bench/workloads.json in their order, then any others in the order of the file."""
+    found = style.in_order([row["workload"] for row in rows])
+    return sorted(found, key=lambda name: WORKLOADS.index(name) if name in WORKLOADS else len(WORKLOADS))
+
+
+def parts_of(rows: list[Row]) -> list[str]:
+    """Parts of which we have a figure: a peer alone is no comparison."""
+    return [part for part in PARTS if any(row["part"] == part and is_ours(row["implementation"]) for row in rows)]
+
+
 def cell(rows: list[Row], workload: str, implementation: str, part: str) -> Row | None:
     wanted = (workload, implementation, part)
     return next((row for row in rows if (row["workload"], row["implementation"], row["part"]) == wanted), None)
@@ -57,7 +69,7 @@ def cell(rows: list[Row], workload: str, implementation: str, part: str) -> Row 
 
 def table(case: Case, rows: list[Row]) -> Iterator[str]:
     names = implementations(rows)
-    for part in (p for p in PARTS if any(row["part"] == p for row in rows)):
+    for part in parts_of(rows):
         own = [row for row in rows if row["part"] == part]
         columns = [name for name in names if any(row["implementation"] == name for row in own)]
         peers = [name for name in columns if not is_ours(name)]
@@ -66,7 +78,7 @@ def table(case: Case, rows: list[Row]) -> Iterator[str]:
         head = ["workload", *columns, *(["ours against the fastest other"] if versus else [])]
         yield "| " + " | ".join(head) + " |"
         yield "|" + " --- |" * len(head)
-        for workload in style.in_order([row["workload"] for row in own]):
+        for workload in workloads_of(own):
             cells = {name: cell(own, workload, name, part) for name in columns}
             line = [workload, *(text(found) for found in cells.values())]
             if versus:
@@ -74,7 +86,8 @@ def table(case: Case, rows: list[Row]) -> Iterator[str]:
                 others = [float(row["ms"]) for name, row in cells.items() if row and not is_ours(name)]
                 line.append(f"{min(others) / min(ours):.2f}×" if ours and others else "–")
             yield "| " + " | ".join(line) + " |"
-    yield "\nms (TFLOP/s). Greatest error over the workloads: " + "; ".join(errors(rows, names)) + "."
+    known = "; ".join(errors(rows, names))
+    yield "\nms (TFLOP/s)." + (f" Greatest error over the workloads: {known}." if known else "")
 
 
 def text(row: Row | None) -> str:
@@ -85,7 +98,7 @@ def text(row: Row | None) -> str:
 
 def errors(rows: list[Row], names: list[str]) -> Iterator[str]:
     for name in names:
-        for part in PARTS:
+        for part in parts_of(rows):
             found = [float(row["error"]) for row in rows if row["implementation"] == name and row["part"] == part and row["error"]]
             if found:
                 yield f"{name} {part} {max(found):.1e}"
@@ -93,10 +106,10 @@ def errors(rows: list[Row], names: list[str]) -> Iterator[str]:
 
 def picture(rows: list[Row], case: Case, path: Path) -> None:
     """TFLOP/s by workload, one panel per part."""
-    parts = [part for part in PARTS[1:] if any(row["part"] == part and row["tflops"] for row in rows)]
+    parts = [part for part in parts_of(rows) if any(row["part"] == part and row["tflops"] for row in rows)]
     if not parts:
         return
-    names, workloads = implementations(rows), style.in_order([row["workload"] for row in rows])
+    names, workloads = implementations(rows), workloads_of(rows)
     ours, peers = iter(COLOURS), iter(PEER_COLOURS)
     colour = {name: next(ours if is_ours(name) else peers, style.GREY) for name in names}
     figure, axes = plt.subplots(1, len(parts), figsize=(4.2 * len(parts), 0.42 * len(workloads) + 1.3), sharey=True, squeeze=False)

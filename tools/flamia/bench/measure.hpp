@@ -19,7 +19,7 @@ struct BenchOptions {
 };
 
 struct PartTime {
-  std::string part;  // quantise, schedule, forward, call
+  std::string part;  // schedule, quantise, forward, inference (all three; a call is a training call, with the backward pass)
   double ms = 0;
   double flops = 0;       // of the part; 0: counts bytes, not operations
   double bytes = 0;       // that the part must move, 0 where it does not matter

@@ -153,7 +153,7 @@ void add_bench(CLI::App& app, Session* session) {
   add_mask_flags(command, &flags->mask);
   add_report_flags(command, session);
   command->footer(
-      R"(Parts: schedule (work list), quantise (Q, K, V), forward (attention kernel), call (everything).
+      R"(Parts: schedule (work list), quantise (Q, K, V), forward (attention kernel), inference (all three together).
 
 Examples:
   flamia bench --csv bench/results/run.csv --commit $(git rev-parse --short HEAD)

@@ -56,7 +56,8 @@ Status attend_on_device(const Inputs& inputs, const Plan& plan, const CallOption
   forward.o = {o.data(), DType::bf16};
   forward.lse = lse.as<float>();
   CallResult made;
-  if (Status s = timed([&] { return attention_forward(plan, forward, saved.data(), workspace.data()); }, &made.seconds); !s.ok()) return s;
+  if (Status s = timed([&] { return attention_forward(plan, forward, saved.data(), workspace.data()); }, &made.seconds); !s.ok())
+    return s;
   std::vector<std::uint16_t> output(elements);
   if (Status s = o.download(output.data(), o.bytes()); !s.ok()) return s;
   made.o = in_dtype(output, options.out_dtype);
@@ -75,7 +76,8 @@ Status attend_on_device(const Inputs& inputs, const Plan& plan, const CallOption
     backward.cu_seqlens = forward.cu_seqlens;
     MutableTensorView* const views[] = {&backward.d_q, &backward.d_k, &backward.d_v};
     for (int i = 0; i < 3; ++i) *views[i] = {gradients[i].data(), DType::f32};
-    if (Status s = timed([&] { return attention_backward(plan, backward, saved.data(), workspace.data()); }, &made.seconds); !s.ok())
+    if (Status s = timed([&] { return attention_backward(plan, backward, saved.data(), workspace.data()); }, &made.seconds);
+        !s.ok())
       return s;
     std::vector<float>* const hosts[] = {&made.d_q, &made.d_k, &made.d_v};
     for (int i = 0; i < 3; ++i) {

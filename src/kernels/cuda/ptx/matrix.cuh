@@ -7,8 +7,8 @@
 namespace flamia::ptx {
 
 /// Writes four matrices, each transposed: the elements of a register lie in column l / 4 of the stored rows.
-__device__ __forceinline__ void store_matrices_transposed(std::uint32_t shared, std::uint32_t m0, std::uint32_t m1, std::uint32_t m2,
-                                                          std::uint32_t m3) {
+__device__ __forceinline__ void store_matrices_transposed(std::uint32_t shared, std::uint32_t m0, std::uint32_t m1,
+                                                          std::uint32_t m2, std::uint32_t m3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(m0), "r"(m1), "r"(m2),
                "r"(m3)
                : "memory");

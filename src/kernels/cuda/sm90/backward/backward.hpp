@@ -34,33 +34,33 @@ struct BackwardConfig {
 
 struct BackwardParams {
   // Operands in the layouts of ../layout.hpp, each both ways; `transposed` always in order pi. `slots` is slot_capacity(tokens, documents).
-  const std::uint8_t* query_rows = nullptr;            // [query_heads][slots]
+  const std::uint8_t* query_rows = nullptr;  // [query_heads][slots]
   const std::uint8_t* query_transposed = nullptr;
-  const std::uint8_t* key_rows = nullptr;              // [key_heads][slots]
+  const std::uint8_t* key_rows = nullptr;  // [key_heads][slots]
   const std::uint8_t* key_transposed = nullptr;
   const std::uint8_t* value_rows = nullptr;
-  const std::uint8_t* gradient_rows = nullptr;         // dO' = dO / l, [query_heads][slots]
+  const std::uint8_t* gradient_rows = nullptr;  // dO' = dO / l, [query_heads][slots]
   const std::uint8_t* gradient_transposed = nullptr;
-  const std::uint8_t* query_exponents = nullptr;       // UE8M0 bytes [query_heads][slots]: exponent + 127; 255 = flagged token
+  const std::uint8_t* query_exponents = nullptr;  // UE8M0 bytes [query_heads][slots]: exponent + 127; 255 = flagged token
   const std::uint8_t* gradient_exponents = nullptr;
-  const std::uint8_t* key_exponents = nullptr;         // [key_heads][slots]
+  const std::uint8_t* key_exponents = nullptr;  // [key_heads][slots]
   const std::uint8_t* value_exponents = nullptr;
-  const float* row_reference = nullptr;                // m, [query_heads][slots]
-  const float* d_prime = nullptr;                      // D' = rowsum(dequantised dO' * BF16(O)), [query_heads][slots]
-  const std::int16_t* dq_exponent = nullptr;           // z, [query_heads][slots]: f16 partials carry 2^z
+  const float* row_reference = nullptr;       // m, [query_heads][slots]
+  const float* d_prime = nullptr;             // D' = rowsum(dequantised dO' * BF16(O)), [query_heads][slots]
+  const std::int16_t* dq_exponent = nullptr;  // z, [query_heads][slots]: f16 partials carry 2^z
 
   // Work: tiles of 128 keys. The items of one document must stand in ascending order (deterministic mode relies on it); longest first
   // is fastest. The count is known on the device only.
   const Document* documents = nullptr;
   const WorkItem* items = nullptr;
   const std::int32_t* item_count = nullptr;
-  const std::int32_t* used_slots = nullptr;            // slots that belong to documents; kTailSlots slots of code 0 follow
-  std::int32_t* counter = nullptr;                     // two words, zero before the first launch; the kernel leaves them zero
+  const std::int32_t* used_slots = nullptr;  // slots that belong to documents; kTailSlots slots of code 0 follow
+  std::int32_t* counter = nullptr;           // two words, zero before the first launch; the kernel leaves them zero
 
   // Scratch, any contents: see backward_scratch.
   void* row_records = nullptr;
   void* key_records = nullptr;
-  std::int32_t* turns = nullptr;                       // deterministic mode only
+  std::int32_t* turns = nullptr;  // deterministic mode only
   // Partial sums of dQ, [query_heads][slots][head_dim] of f16 or f32, in the order of accumulator fragments. Zero before the launch.
   void* dq_partials = nullptr;
 
@@ -70,8 +70,8 @@ struct BackwardParams {
   void* d_value = nullptr;
 
   // Test mode: unfolded codes E4M3(exp2(t + 8 - m)) of the visible pairs; one byte a pair, others are not written.
-  std::uint8_t* recorded_codes = nullptr;              // [query_heads][slots][record_keys]
-  std::int32_t record_keys = 0;                        // at least the longest document
+  std::uint8_t* recorded_codes = nullptr;  // [query_heads][slots][record_keys]
+  std::int32_t record_keys = 0;            // at least the longest document
 
   std::int64_t slots = 0;
   std::int64_t tokens = 0;
@@ -90,7 +90,8 @@ struct BackwardScratch {
 BackwardScratch backward_scratch(std::int64_t slots, int query_heads, int key_heads);
 
 /// Key heads whose query stream (four copies of Q and dO' for every query head of the group) takes at most `l2_bytes`, at least one.
-int backward_heads_per_group(const BackwardConfig& config, std::int64_t slots, int query_heads, int key_heads, std::int64_t l2_bytes);
+int backward_heads_per_group(const BackwardConfig& config, std::int64_t slots, int query_heads, int key_heads,
+                             std::int64_t l2_bytes);
 
 /// The whole pass. cudaErrorInvalidValue: a parameter is missing or out of range.
 cudaError_t launch_backward(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream);

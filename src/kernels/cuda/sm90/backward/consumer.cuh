@@ -38,8 +38,8 @@ __device__ __forceinline__ StageOperands<Config> operands_of(Storage<Config>& st
   const std::uint32_t at = slot * static_cast<std::uint32_t>(sizeof(Stage<Config>)), words = at >> 4;
   Stage<Config>& first = storage.stage[0];
   return {ptx::descriptor_low(first.query, rows) + words, ptx::descriptor_low(first.gradient, rows) + words,
-          ptx::descriptor_low(first.query_transposed, transposed) + words, ptx::descriptor_low(first.gradient_transposed, transposed) + words,
-          ptx::shared_address(first.records) + at};
+          ptx::descriptor_low(first.query_transposed, transposed) + words,
+          ptx::descriptor_low(first.gradient_transposed, transposed) + words, ptx::shared_address(first.records) + at};
 }
 
 template <class Config, int kGroup_>
@@ -62,18 +62,22 @@ struct Consumer {
   }
   __device__ __forceinline__ std::int32_t& references() const { return storage.references[threadIdx.x]; }
 
-  __device__ __forceinline__ bool masked(std::uint32_t slot) const { return Config::kRecordCodes || (storage.stage[slot].info.flags & kMasked) != 0; }
+  __device__ __forceinline__ bool masked(std::uint32_t slot) const {
+    return Config::kRecordCodes || (storage.stage[slot].info.flags & kMasked) != 0;
+  }
   /// Codes of a step whose P is in X.
-  __device__ __forceinline__ void finish_codes(const float (&x)[kScores], std::uint32_t (&codes)[kCodeWords], std::uint32_t slot, std::uint32_t records,
-                                               const Work& work) const {
+  __device__ __forceinline__ void finish_codes(const float (&x)[kScores], std::uint32_t (&codes)[kCodeWords], std::uint32_t slot,
+                                               std::uint32_t records, const Work& work) const {
     float raise[2] = {1.0f, 1.0f};
     if (masked(slot)) {
       const StepInfo info = storage.stage[slot].info;
       const int key = work.first_key + first_row();
       const Visible visible = visible_queries(window(), key, info.query, work.length, lane());
       storage.visible[threadIdx.x] = visible;
-      if constexpr (Config::kRecordCodes) record_codes<Config>(params, x, visible, key, info.head * params.slots + work.slot_start + info.query, lane());
-      references() = (info.flags & kCut) != 0 ? cut_references(raise, records, window(), key, info.query, references()) : uncut_references(records);
+      if constexpr (Config::kRecordCodes)
+        record_codes<Config>(params, x, visible, key, info.head * params.slots + work.slot_start + info.query, lane());
+      references() = (info.flags & kCut) != 0 ? cut_references(raise, records, window(), key, info.query, references())
+                                              : uncut_references(records);
       make_codes<Config, true>(codes, x, records, place, raise, visible);
     } else {
       references() = uncut_references(records);
@@ -82,14 +86,17 @@ struct Consumer {
   }
 
   /// dS of a step whose P is in X and dP in Y.
-  __device__ __forceinline__ void finish_gradient(const float (&x)[kScores], float (&y)[kScores], std::uint32_t slot, std::uint32_t records) const {
-    if (masked(slot)) make_gradient_of_scores<Config, true>(x, y, records, place, storage.visible[threadIdx.x]);
-    else make_gradient_of_scores<Config, false>(x, y, records, place, Visible{});
+  __device__ __forceinline__ void finish_gradient(const float (&x)[kScores], float (&y)[kScores], std::uint32_t slot,
+                                                  std::uint32_t records) const {
+    if (masked(slot))
+      make_gradient_of_scores<Config, true>(x, y, records, place, storage.visible[threadIdx.x]);
+    else
+      make_gradient_of_scores<Config, false>(x, y, records, place, Visible{});
   }
 
   /// First step of an item: S and dP without anything to hide behind.
-  __device__ __forceinline__ void begin(float (&x)[kScores], float (&y)[kScores], std::uint32_t (&codes)[kCodeWords], StepCounter<Config> now,
-                                        const Work& work) const {
+  __device__ __forceinline__ void begin(float (&x)[kScores], float (&y)[kScores], std::uint32_t (&codes)[kCodeWords],
+                                        StepCounter<Config> now, const Work& work) const {
     const StageOperands<Config> operands = operands_of(storage, now.stage());
     ptx::fence_registers(x);
     ptx::fence_registers(y);
@@ -119,13 +126,14 @@ struct Consumer {
 
   /// The rest of a step and, if there is one, the beginning of the next.
   template <bool kMore>
-  __device__ __forceinline__ void step(KeyGradients<Config>& sums, float (&x)[kScores], float (&y)[kScores], std::uint32_t (&codes)[kCodeWords],
-                                       StepCounter<Config> now, const Work& work) const {
+  __device__ __forceinline__ void step(KeyGradients<Config>& sums, float (&x)[kScores], float (&y)[kScores],
+                                       std::uint32_t (&codes)[kCodeWords], StepCounter<Config> now, const Work& work) const {
     const StageOperands<Config> operands = operands_of(storage, now.stage());
     float scale[2];
     issue_gradient<Config>(x, codes, operands.gradient_transposed, 0);
     ptx::barrier_wait(&storage.exchange_free[now.exchange()], now.exchange_parity() ^ 1);
-    send_gradient_of_scores<Config>(y, place.exchange + now.exchange() * Config::kExchangeBytes, now.stage(), place, storage, work, window(), kGroup_);
+    send_gradient_of_scores<Config>(y, place.exchange + now.exchange() * Config::kExchangeBytes, now.stage(), place, storage, work,
+                                    window(), kGroup_);
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::barrier_arrive(&storage.exchange_ready[now.exchange()]);
 
@@ -141,7 +149,7 @@ struct Consumer {
     value_scale(scale);
     ptx::wait_products<0>();
     ptx::fence_registers(x);
-    hold_codes(codes);
+    ptx::hold_operand(codes);
     promote<Config::kHalves - 1>(sums.value, x, scale);
 
     const StepCounter<Config> after = now.next();
@@ -172,7 +180,7 @@ struct Consumer {
       ptx::fence_registers(y);
       promote<1>(sums.key, y, scale);
     }
-    hold_codes(codes);
+    ptx::hold_operand(codes);
     if constexpr (kMore) {
       ptx::fence_registers(y);
       issue_scores<Config>(y, values(), next.gradient);
@@ -193,7 +201,8 @@ struct Consumer {
     const int key = work.first_key + first_row();
     const bool valid[2] = {key < work.length, key + 8 < work.length};
     const std::int64_t stride = static_cast<std::int64_t>(params.key_heads) * Config::kHeadDim;
-    const std::int64_t at = (static_cast<std::int64_t>(work.token_start) + key) * stride + static_cast<std::int64_t>(work.key_head) * Config::kHeadDim;
+    const std::int64_t at =
+        (static_cast<std::int64_t>(work.token_start) + key) * stride + static_cast<std::int64_t>(work.key_head) * Config::kHeadDim;
     write_rows<Config::kHeadDim>(params.d_key, format, at, 8 * stride, sums.key, valid, lane());
     write_rows<Config::kHeadDim>(params.d_value, format, at, 8 * stride, sums.value, valid, lane());
   }
@@ -201,10 +210,12 @@ struct Consumer {
 
 /// All items of the block. kGroup_ is a template argument so that operand addresses are constants.
 template <class Config, int kGroup_>
-__device__ __forceinline__ void consume(const BackwardParams& params, Storage<Config>& storage, GradientFormat format, bool rotated, int thread) {
+__device__ __forceinline__ void consume(const BackwardParams& params, Storage<Config>& storage, GradientFormat format, bool rotated,
+                                        int thread) {
   const int warp = __shfl_sync(kFullWarp, thread / 32, 0), lane = thread % 32;
   Consumer<Config, kGroup_> consumer{params, storage, {}};
-  consumer.place.key_records = ptx::shared_address(storage.key_records + kGroup_ * Config::kKeysPerConsumer + row_of(warp, lane, 0));
+  consumer.place.key_records =
+      ptx::shared_address(storage.key_records + kGroup_ * Config::kKeysPerConsumer + row_of(warp, lane, 0));
   consumer.place.exchange = ptx::shared_address(storage.exchange[0]) + store_line(kGroup_, warp, lane, 0);
   consumer.place.quad = lane % 4 * 16;
   KeyGradients<Config> sums;

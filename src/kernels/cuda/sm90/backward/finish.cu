@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The finish kernel: partial sums of dQ, in fragment order, become rows: times 2^-z, rotated back, times the softmax scale. A warp makes 16
 // positions of one head at a time, with all its channels in registers.
-#include <cuda_fp16.h>
-
+#include "../../ptx/half.cuh"
 #include "instances.hpp"
 #include "numerics/exponent.hpp"
 #include "rotation.cuh"
@@ -15,7 +14,8 @@ constexpr int kThreads = 256;
 constexpr int kGroupsPerTile = kKeyTile / kGroup;
 
 template <int kHeadDim>
-__device__ void load_partials(float (&x)[kHeadDim / 2], const BackwardParams& params, std::int64_t group, PartialFormat format, int lane) {
+__device__ void load_partials(float (&x)[kHeadDim / 2], const BackwardParams& params, std::int64_t group, PartialFormat format,
+                              int lane) {
   const std::int64_t first = group * kGroup * kHeadDim;
 #pragma unroll
   for (int h = 0; h < kHeadDim / 64; ++h) {
@@ -27,9 +27,8 @@ __device__ void load_partials(float (&x)[kHeadDim / 2], const BackwardParams& pa
         const std::uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float2 two = __half22float2(*reinterpret_cast<const __half2*>(&pairs[i]));
-          x[h * kScores + v + 2 * i] = two.x;
-          x[h * kScores + v + 2 * i + 1] = two.y;
+          x[h * kScores + v + 2 * i] = ptx::low_f16(pairs[i]);
+          x[h * kScores + v + 2 * i + 1] = ptx::high_f16(pairs[i]);
         }
       }
     } else {
@@ -47,8 +46,8 @@ __device__ void load_partials(float (&x)[kHeadDim / 2], const BackwardParams& pa
 }
 
 template <int kHeadDim>
-__global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ BackwardParams params, PartialFormat partials, GradientFormat format,
-                                                          bool rotated) {
+__global__ void __launch_bounds__(kThreads)
+    finish_kernel(const __grid_constant__ BackwardParams params, PartialFormat partials, GradientFormat format, bool rotated) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const std::int64_t jobs = static_cast<std::int64_t>(*params.item_count) * params.query_heads;
   for (std::int64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
@@ -78,7 +77,8 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) x[i] *= params.softmax_scale;
     const std::int64_t stride = static_cast<std::int64_t>(params.query_heads) * kHeadDim;
-    const std::int64_t at = (static_cast<std::int64_t>(document.token_start) + position + row) * stride + static_cast<std::int64_t>(head) * kHeadDim;
+    const std::int64_t at =
+        (static_cast<std::int64_t>(document.token_start) + position + row) * stride + static_cast<std::int64_t>(head) * kHeadDim;
     write_rows<kHeadDim>(params.d_query, format, at, 8 * stride, x, valid, lane);
   }
 }

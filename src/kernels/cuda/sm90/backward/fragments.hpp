@@ -8,8 +8,8 @@
 
 namespace flamia::sm90::backward {
 
-inline constexpr int kScores = 32;     // registers of a 64 x 64 accumulator
-inline constexpr int kCodeWords = 8;   // four E4M3 codes each: the A operand of dV or dK, 64 queries
+inline constexpr int kScores = 32;    // registers of a 64 x 64 accumulator
+inline constexpr int kCodeWords = 8;  // four E4M3 codes each: the A operand of dV or dK, 64 queries
 
 FLAMIA_LAYOUT_FN int row_of(int warp, int lane, int i) { return 16 * warp + lane / 4 + 8 * (i / 2 % 2); }
 FLAMIA_LAYOUT_FN int column_of(int lane, int i) { return 8 * (i / 4) + 2 * (lane % 4) + i % 2; }

@@ -16,7 +16,8 @@ struct TransposedOperand {
 
 /// 64 keys times 64 channels, summed over the step's 64 queries; asynchronous. `half` chooses the channels.
 template <class Config>
-__device__ __forceinline__ void issue_gradient(float (&x)[kScores], const std::uint32_t (&codes)[kCodeWords], std::uint32_t operand, int half) {
+__device__ __forceinline__ void issue_gradient(float (&x)[kScores], const std::uint32_t (&codes)[kCodeWords], std::uint32_t operand,
+                                               int half) {
   constexpr auto layout = TransposedOperand<Config>::kLayout;
   const std::uint32_t first = operand + (half * 64 * 16 >> 4);
   constexpr std::uint32_t step = 32 * Config::kHeadDim >> 4;  // 32 queries
@@ -24,12 +25,6 @@ __device__ __forceinline__ void issue_gradient(float (&x)[kScores], const std::u
   ptx::product_64x64<false>(x, codes, ptx::descriptor(first, layout));
   ptx::product_64x64<true>(x, codes + 4, ptx::descriptor(first + step, layout));
   ptx::commit_products();
-}
-
-/// Keeps the codes where they are until the product that reads them has ended.
-__device__ __forceinline__ void hold_codes(std::uint32_t (&codes)[kCodeWords]) {
-#pragma unroll
-  for (int i = 0; i < kCodeWords; ++i) asm volatile("" : "+r"(codes[i])::"memory");
 }
 
 /// sum += x * 2^exponent of the key, rounded once: FP32 takes over every 64 queries.
@@ -53,15 +48,16 @@ __device__ __forceinline__ void send_scaled(const float (&y)[kScores], const flo
 
 /// The rare step whose rows need shifts of their own: D' outgrows the tile's V, or the diagonal cuts a tile of several exponents. The
 /// warpgroup's first 64 threads find them, one row each; `shifts` is the warpgroup's own.
-__device__ __forceinline__ void find_shifts(float* shifts, const std::uint8_t* records, const KeyRecord* keys, Window window, const StepInfo& info,
-                                            int first_key, int length, int group) {
+__device__ __forceinline__ void find_shifts(float* shifts, const std::uint8_t* records, const KeyRecord* keys, Window window,
+                                            const StepInfo& info, int first_key, int length, int group) {
   const std::uint32_t barrier = 2 + group;  // named barriers 2 and 3; 1 is the dQ warpgroup's
   const int row = static_cast<int>(threadIdx.x) % 128;
   ptx::named_barrier_sync(barrier, 128);  // the shifts of a step before have been read
   if (row < kQueryStep) {
     const int word = *reinterpret_cast<const int*>(records + row_field_offset(kQueryStep, 0, row, kReach));
     const std::uint32_t tile_reach = keys[info.last_key].reach;
-    const std::uint32_t reach = (info.flags & kCut) != 0 ? keys[last_key_of_tile(window, info.query + row, first_key, length)].reach : tile_reach;
+    const std::uint32_t reach =
+        (info.flags & kCut) != 0 ? keys[last_key_of_tile(window, info.query + row, first_key, length)].reach : tile_reach;
     shifts[row / kGroup * kGroup + pi_column(row % kGroup)] =
         power_of_two(fp16_shift(value_reach(reach), low_half(word), key_reach(reach), key_reach(tile_reach)));
   }
@@ -69,23 +65,25 @@ __device__ __forceinline__ void find_shifts(float* shifts, const std::uint8_t* r
 }
 
 /// dS times a shift per row. `shifts` = shared address of the thread's first four, order pi.
-__device__ __forceinline__ void send_shifted(const float (&y)[kScores], const float (&share)[2], std::uint32_t line, std::uint32_t shifts) {
+__device__ __forceinline__ void send_shifted(const float (&y)[kScores], const float (&share)[2], std::uint32_t line,
+                                             std::uint32_t shifts) {
 #pragma unroll
   for (int u = 0; u < 4; ++u) {
     const float4 shift = ptx::load_shared_float4(shifts + u * kFieldBytes);
     const int i = 8 * u;
-    ptx::store_matrices_transposed(
-        line + u * exchange_offset(16, 0), ptx::pack_f16x2(y[i] * (share[0] * shift.x), y[i + 1] * (share[0] * shift.y)),
-        ptx::pack_f16x2(y[i + 2] * (share[1] * shift.x), y[i + 3] * (share[1] * shift.y)),
-        ptx::pack_f16x2(y[i + 4] * (share[0] * shift.z), y[i + 5] * (share[0] * shift.w)),
-        ptx::pack_f16x2(y[i + 6] * (share[1] * shift.z), y[i + 7] * (share[1] * shift.w)));
+    ptx::store_matrices_transposed(line + u * exchange_offset(16, 0),
+                                   ptx::pack_f16x2(y[i] * (share[0] * shift.x), y[i + 1] * (share[0] * shift.y)),
+                                   ptx::pack_f16x2(y[i + 2] * (share[1] * shift.x), y[i + 3] * (share[1] * shift.y)),
+                                   ptx::pack_f16x2(y[i + 4] * (share[0] * shift.z), y[i + 5] * (share[0] * shift.w)),
+                                   ptx::pack_f16x2(y[i + 6] * (share[1] * shift.z), y[i + 7] * (share[1] * shift.w)));
   }
 }
 
 /// Sends the step's dS into a slot of the exchange.
 template <class Config>
-__device__ __forceinline__ void send_gradient_of_scores(const float (&y)[kScores], std::uint32_t line, std::uint32_t stage_slot, const Place& place,
-                                                        Storage<Config>& storage, const Work& work, Window window, int group) {
+__device__ __forceinline__ void send_gradient_of_scores(const float (&y)[kScores], std::uint32_t line, std::uint32_t stage_slot,
+                                                        const Place& place, Storage<Config>& storage, const Work& work,
+                                                        Window window, int group) {
   const Stage<Config>& stage = storage.stage[stage_slot];
   const float share[2] = {ptx::load_shared_float(place.key_records + 8), ptx::load_shared_float(place.key_records + kNextKey + 8)};
   const int step_reach = high_half(*reinterpret_cast<const int*>(stage.records + kReach * kFieldBytes));
@@ -119,8 +117,10 @@ __device__ __forceinline__ int key_exponents(const float (&y)[kScores], std::uin
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int i = first_of_word(u, half);
-      greatest[half] = __vimax3_u32(greatest[half], __float_as_uint(fabsf(y[i]) * weight.x), __float_as_uint(fabsf(y[i + 1]) * weight.y));
-      greatest[half] = __vimax3_u32(greatest[half], __float_as_uint(fabsf(y[i + 4]) * weight.z), __float_as_uint(fabsf(y[i + 5]) * weight.w));
+      greatest[half] =
+          __vimax3_u32(greatest[half], __float_as_uint(fabsf(y[i]) * weight.x), __float_as_uint(fabsf(y[i + 1]) * weight.y));
+      greatest[half] =
+          __vimax3_u32(greatest[half], __float_as_uint(fabsf(y[i + 4]) * weight.z), __float_as_uint(fabsf(y[i + 5]) * weight.w));
     }
   }
 #pragma unroll
@@ -146,7 +146,8 @@ __device__ __forceinline__ void round_key_payload(std::uint32_t (&codes)[kCodeWo
       const int i = first_of_word(u, half);
       if constexpr (Config::kScaleGroup == ScaleGroup::block) {
         if (u % 2 == 0) factor[half] = fminf(weight.x * inverse[half], greatest);
-        codes[2 * u + half] = ptx::pack_e4m3x4(y[i] * factor[half], y[i + 1] * factor[half], y[i + 4] * factor[half], y[i + 5] * factor[half]);
+        codes[2 * u + half] =
+            ptx::pack_e4m3x4(y[i] * factor[half], y[i + 1] * factor[half], y[i + 4] * factor[half], y[i + 5] * factor[half]);
       } else {
         codes[2 * u + half] = ptx::pack_e4m3x4(y[i] * weight.x * inverse[half], y[i + 1] * weight.y * inverse[half],
                                                y[i + 4] * weight.z * inverse[half], y[i + 5] * weight.w * inverse[half]);

@@ -6,7 +6,7 @@
 //   consumer 0      dV(n)  send dS(n)  dK(n) | S P dP dS(n+1) | dV(n+1) send dS(n+1) dK(n+1) | S P dP ...  dK, dV leave
 //   consumer 1          dV(n)  send dS(n)  dK(n) | S P dP dS(n+1) | ...                                    dK, dV leave
 //   dQ warpgroup                  maxima(n)  payload  dS(n) K, added to dQ | maxima(n+1) ...
-//     its thread 0            copies of step n - 1 + stages (dS(n) is there: step n - 1 is done with)      K, V of the next item
+//     its lanes in turn        copies of step n - 1 + stages (dS(n) is there: step n - 1 is done with)      K, V of the next item
 //
 // Barriers: stage_ready (copies of a step have landed), exchange_ready (both consumers have written dS), exchange_free (the dQ warpgroup has
 // read it), keys_ready (K, V, Kt of an item have landed). exchange_ready of step n also says that every read of the stage of step n - 1
@@ -47,8 +47,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     make_query_gradients<Config>(params, storage, thread);
   } else {
     ptx::take_registers<Config::kConsumerRegisters>();
-    if (warpgroup == 0) consume<Config, 0>(params, storage, format, rotated, thread);
-    else consume<Config, 1>(params, storage, format, rotated, thread);
+    if (warpgroup == 0)
+      consume<Config, 0>(params, storage, format, rotated, thread);
+    else
+      consume<Config, 1>(params, storage, format, rotated, thread);
   }
 }
 

@@ -10,9 +10,9 @@ using namespace backward;
 
 bool has_operands(const BackwardParams& p) {
   return p.query_rows != nullptr && p.query_transposed != nullptr && p.key_rows != nullptr && p.key_transposed != nullptr &&
-         p.value_rows != nullptr && p.gradient_rows != nullptr && p.gradient_transposed != nullptr && p.query_exponents != nullptr &&
-         p.gradient_exponents != nullptr && p.key_exponents != nullptr && p.value_exponents != nullptr && p.row_reference != nullptr &&
-         p.d_prime != nullptr;
+         p.value_rows != nullptr && p.gradient_rows != nullptr && p.gradient_transposed != nullptr &&
+         p.query_exponents != nullptr && p.gradient_exponents != nullptr && p.key_exponents != nullptr &&
+         p.value_exponents != nullptr && p.row_reference != nullptr && p.d_prime != nullptr;
 }
 bool has_work(const BackwardParams& p) {
   return p.documents != nullptr && p.items != nullptr && p.item_count != nullptr && p.used_slots != nullptr && p.counter != nullptr;
@@ -21,13 +21,14 @@ bool has_memory(const BackwardParams& p, const BackwardConfig& config) {
   const bool scaled = config.partials != PartialFormat::f16 || p.dq_exponent != nullptr;
   const bool turns = !(config.deterministic || config.record_codes) || p.turns != nullptr;
   const bool record = !config.record_codes || (p.recorded_codes != nullptr && p.record_keys > 0);
-  return p.row_records != nullptr && p.key_records != nullptr && p.dq_partials != nullptr && p.d_query != nullptr && p.d_key != nullptr &&
-         p.d_value != nullptr && scaled && turns && record;
+  return p.row_records != nullptr && p.key_records != nullptr && p.dq_partials != nullptr && p.d_query != nullptr &&
+         p.d_key != nullptr && p.d_value != nullptr && scaled && turns && record;
 }
 bool valid(const BackwardParams& p, const BackwardConfig& config) {
   const bool heads = p.key_heads > 0 && p.query_heads > 0 && p.query_heads % p.key_heads == 0 && p.heads_per_group > 0;
-  return (config.head_dim == 64 || config.head_dim == 128) && heads && p.softmax_scale > 0.0f && p.slots > 0 && p.slots % kKeyTile == 0 &&
-         p.window_left >= -1 && p.window_right >= -1 && has_operands(p) && has_work(p) && has_memory(p, config);
+  return (config.head_dim == 64 || config.head_dim == 128) && heads && p.softmax_scale > 0.0f && p.slots > 0 &&
+         p.slots % kKeyTile == 0 && p.window_left >= -1 && p.window_right >= -1 && has_operands(p) && has_work(p) &&
+         has_memory(p, config);
 }
 
 cudaError_t count_multiprocessors(int* multiprocessors) {
@@ -46,8 +47,9 @@ cudaError_t checked(const BackwardParams& params, const BackwardConfig& config, 
 
 template <int kHeadDim>
 cudaError_t dispatch_scales(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream) {
-  return config.scale_group == ScaleGroup::block ? launch_gradients<kHeadDim, ScaleGroup::block>(params, config, multiprocessors, stream)
-                                                 : launch_gradients<kHeadDim, ScaleGroup::token>(params, config, multiprocessors, stream);
+  return config.scale_group == ScaleGroup::block
+             ? launch_gradients<kHeadDim, ScaleGroup::block>(params, config, multiprocessors, stream)
+             : launch_gradients<kHeadDim, ScaleGroup::token>(params, config, multiprocessors, stream);
 }
 
 }  // namespace
@@ -58,7 +60,8 @@ BackwardScratch backward_scratch(std::int64_t slots, int query_heads, int key_he
           groups * sizeof(std::int32_t)};
 }
 
-int backward_heads_per_group(const BackwardConfig& config, std::int64_t slots, int query_heads, int key_heads, std::int64_t l2_bytes) {
+int backward_heads_per_group(const BackwardConfig& config, std::int64_t slots, int query_heads, int key_heads,
+                             std::int64_t l2_bytes) {
   const std::int64_t row_bytes = 4 * static_cast<std::int64_t>(config.head_dim) + kRowGroupBytes / kGroup;
   const std::int64_t bytes = slots * row_bytes * (query_heads / key_heads);
   const std::int64_t fitting = bytes > 0 ? l2_bytes / bytes : key_heads;

@@ -14,7 +14,8 @@ template <class Config>
 cudaError_t launch(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream) {
   constexpr int shared_bytes = static_cast<int>(sizeof(Storage<Config>)) + kSharedAlign;
   static_assert(shared_bytes <= 227 * 1024, "a block may use 227 KiB of shared memory");
-  if (const cudaError_t error = cudaFuncSetAttribute(gradients_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  if (const cudaError_t error =
+          cudaFuncSetAttribute(gradients_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
       error != cudaSuccess) {
     return error;
   }
@@ -24,9 +25,11 @@ cudaError_t launch(const BackwardParams& params, const BackwardConfig& config, i
 
 template <int kHeadDim, ScaleGroup kScaleGroup, PartialFormat kPartials>
 cudaError_t launch_order(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream) {
-  if (config.record_codes) return launch<Config<kHeadDim, kScaleGroup, kPartials, true, true>>(params, config, multiprocessors, stream);
-  return config.deterministic ? launch<Config<kHeadDim, kScaleGroup, kPartials, true, false>>(params, config, multiprocessors, stream)
-                              : launch<Config<kHeadDim, kScaleGroup, kPartials, false, false>>(params, config, multiprocessors, stream);
+  if (config.record_codes)
+    return launch<Config<kHeadDim, kScaleGroup, kPartials, true, true>>(params, config, multiprocessors, stream);
+  return config.deterministic
+             ? launch<Config<kHeadDim, kScaleGroup, kPartials, true, false>>(params, config, multiprocessors, stream)
+             : launch<Config<kHeadDim, kScaleGroup, kPartials, false, false>>(params, config, multiprocessors, stream);
 }
 
 template <int kHeadDim, ScaleGroup kScaleGroup>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies and scheduling, done by one thread of the dQ warpgroup between its own work. The copies of steps run ahead of the computation,
-// across items; K and V of the next item follow when the block has finished with the current ones.
+// Copies and scheduling, done by single lanes of the dQ warpgroup between its own work, warp by warp in turn so that none falls behind. The
+// copies of steps run ahead of the computation, across items; K and V of the next item follow when the block has finished with the current ones.
 //
 // The chain ticket -> item -> document takes three trips to memory. One trip is begun per step, so its answer is there a step later.
 #pragma once
@@ -39,8 +39,9 @@ struct Loader {
       const Document document = params.documents[cursor.fetched.document];
       const Window window{params.window_left, params.window_right};
       const StepRange steps = step_range(window, cursor.fetched.first, document.length);
-      cursor.next = {document.slot_start, document.token_start, document.length, cursor.fetched.first, cursor.key_head, steps.first, steps.count,
-                     steps.count * (params.query_heads / params.key_heads)};
+      cursor.next = {
+          document.slot_start, document.token_start, document.length, cursor.fetched.first,
+          cursor.key_head,     steps.first,          steps.count,     steps.count * (params.query_heads / params.key_heads)};
       cursor.progress = 3;
     }
   }
@@ -50,7 +51,9 @@ struct Loader {
     CopyCursor& cursor = storage.cursor;
     while (cursor.progress != 3) fetch(first);
     cursor.work = cursor.next;
-    cursor.step = 0;
+    cursor.left = cursor.next.steps;
+    cursor.head = cursor.next.key_head * (params.query_heads / params.key_heads);
+    cursor.block = 0;
     cursor.progress = cursor.next.steps < 0 ? 3 : 0;
   }
 
@@ -65,35 +68,33 @@ struct Loader {
   __device__ __forceinline__ void copy_step(std::uint32_t slot) {
     CopyCursor& cursor = storage.cursor;
     if (cursor.ended) return;
-    if (cursor.step == cursor.work.steps) next_item(false);
+    if (cursor.left == 0) next_item(false);
+    const Work work = cursor.work;
     std::uint64_t* const ready = &storage.stage_ready[slot];
-    if (cursor.step == 0 || cursor.work.steps < 0) {
-      storage.work[cursor.item % Config::kWorkSlots] = cursor.work;
-      ++cursor.item;
-    }
-    if (cursor.work.steps < 0) {
+    if (cursor.left == work.steps) storage.work[cursor.item++ % Config::kWorkSlots] = work;
+    if (work.steps < 0) {
       cursor.ended = 1;
       ptx::barrier_arrive(ready);
       return;
     }
-    Stage<Config>& stage = storage.stage[slot];
-    const Work& work = cursor.work;
-    const int group = params.query_heads / params.key_heads;
-    const int head = work.key_head * group + cursor.step / work.blocks;
-    const int block = work.first_step + cursor.step % work.blocks;
-    const std::int64_t row = head * params.slots + work.slot_start + static_cast<std::int64_t>(block) * kQueryStep;
-    const std::int64_t at = row * Config::kHeadDim;
     const Window window{params.window_left, params.window_right};
-    stage.info = {block * kQueryStep,
-                  step_flags(window, block * kQueryStep, work.first_key, work.length) | (cursor.step + 1 == work.steps ? kLastStep : 0), head,
+    const int head = cursor.head, block = cursor.block, query = (work.first_step + block) * kQueryStep;
+    Stage<Config>& stage = storage.stage[slot];
+    stage.info = {query, step_flags(window, query, work.first_key, work.length) | (cursor.left == 1 ? kLastStep : 0), head,
                   min(work.length - work.first_key, kKeyTile) - 1};
+    const std::int64_t row = head * params.slots + work.slot_start + query;
+    const std::int64_t at = row * Config::kHeadDim;
     ptx::barrier_arrive_expect(ready, 4 * Config::kStepBytes + kStepRecordBytes);
-    ptx::bulk_copy(stage.records, static_cast<const std::uint8_t*>(params.row_records) + row / kGroup * kRowGroupBytes, kStepRecordBytes, ready);
+    ptx::bulk_copy(stage.records, static_cast<const std::uint8_t*>(params.row_records) + row / kGroup * kRowGroupBytes,
+                   kStepRecordBytes, ready);
     ptx::bulk_copy(stage.query, params.query_rows + at, Config::kStepBytes, ready);
     ptx::bulk_copy(stage.gradient, params.gradient_rows + at, Config::kStepBytes, ready);
     ptx::bulk_copy(stage.gradient_transposed, params.gradient_transposed + at, Config::kStepBytes, ready);
     ptx::bulk_copy(stage.query_transposed, params.query_transposed + at, Config::kStepBytes, ready);
-    ++cursor.step;
+    const bool next_head = block + 1 == work.blocks;
+    cursor.block = next_head ? 0 : block + 1;
+    cursor.head = next_head ? head + 1 : head;
+    --cursor.left;
     if (cursor.progress < 3) fetch(false);
   }
 

@@ -77,7 +77,8 @@ __device__ void write_row(const BackwardParams& params, const Tile& tile, int he
     reference = params.row_reference[at];
     d_prime = params.d_prime[at];
     if (scaled_partials) dq_exponent = params.dq_exponent[at];
-    flagged = query_byte == kFlaggedByte || gradient_byte == kFlaggedByte || numerics::is_nan(reference) || numerics::is_nan(d_prime);
+    flagged =
+        query_byte == kFlaggedByte || gradient_byte == kFlaggedByte || numerics::is_nan(reference) || numerics::is_nan(d_prime);
     query = query_byte == kFlaggedByte ? 0 : query_byte - kExponentBias;
     gradient = gradient_byte == kFlaggedByte ? 0 : gradient_byte - kExponentBias;
   }
@@ -132,7 +133,8 @@ __device__ void write_key(const BackwardParams& params, const Tile& tile, int he
   record.slope = flagged ? numerics::quiet_nan() : counts ? numerics::pow2(key) : 0.0f;
   record.value = flagged ? numerics::quiet_nan() : counts ? power_of_two(clamp(value - kCodeShift - kUnit, -126, 127)) : 0.0f;
   record.share = counts ? power_of_two(clamp(key - tile_key, -126, 0)) : 1.0f;
-  record.reach = static_cast<std::uint32_t>(key_reach + kExponentBias) | static_cast<std::uint32_t>(value_reach + kExponentBias) << 8 |
+  record.reach = static_cast<std::uint32_t>(key_reach + kExponentBias) |
+                 static_cast<std::uint32_t>(value_reach + kExponentBias) << 8 |
                  (uniform ? static_cast<std::uint32_t>(kUniform) : 0u);
   static_cast<KeyRecord*>(params.key_records)[at] = record;
 }

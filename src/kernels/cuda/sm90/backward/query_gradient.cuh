@@ -18,8 +18,8 @@
 
 namespace flamia::sm90::backward {
 
-inline constexpr int kKeyGroups = kKeyTile / 16;          // of one load: 16 queries x 16 keys
-inline constexpr int kPayloadWords = 2 * kKeyGroups;      // A operand of dQ: 64 queries x 128 keys
+inline constexpr int kKeyGroups = kKeyTile / 16;            // of one load: 16 queries x 16 keys
+inline constexpr int kPayloadWords = 2 * kKeyGroups;        // A operand of dQ: 64 queries x 128 keys
 inline constexpr std::uint32_t kQueryWarpgroupBarrier = 1;  // named barrier
 
 template <class Config>
@@ -55,12 +55,14 @@ struct HalfScale {
 };
 __device__ __forceinline__ HalfScale half_scale(int exponent) {
   const int first = max(exponent, kLeastFactor);
-  const std::uint32_t near = static_cast<std::uint32_t>(15 - first) << 10, far = static_cast<std::uint32_t>(15 + first - exponent) << 10;
+  const std::uint32_t near = static_cast<std::uint32_t>(15 - first) << 10, far = static_cast<std::uint32_t>(15 + first - exponent)
+                                                                                 << 10;
   return {near * 0x10001u, far * 0x10001u};
 }
 
 /// The payload: codes of dS * 2^-exponent, row g in the even words, row g + 8 in the odd ones.
-__device__ __forceinline__ void round_payload(std::uint32_t (&codes)[kPayloadWords], std::uint32_t (&pairs)[kKeyGroups][4], const int (&exponent)[2]) {
+__device__ __forceinline__ void round_payload(std::uint32_t (&codes)[kPayloadWords], std::uint32_t (&pairs)[kKeyGroups][4],
+                                              const int (&exponent)[2]) {
   const HalfScale scale[2] = {half_scale(exponent[0]), half_scale(exponent[1])};
   // Rows that need no second factor multiply by 1: the branch is the warp's, the numbers are the row's.
   if (__any_sync(kFullWarp, min(exponent[0], exponent[1]) < kLeastFactor)) {
@@ -82,8 +84,8 @@ __device__ __forceinline__ void round_payload(std::uint32_t (&codes)[kPayloadWor
 
 /// Exponent of a row's partial sums besides its payload's: of dO', of K, of the FP16 shift, and z. `query` = the row's position,
 /// `row_record` = shared address of its word in field 0.
-__device__ __forceinline__ int row_unit(std::uint32_t row_record, const KeyRecord* keys, Window window, int query, const StepInfo& info,
-                                        int first_key, int length) {
+__device__ __forceinline__ int row_unit(std::uint32_t row_record, const KeyRecord* keys, Window window, int query,
+                                        const StepInfo& info, int first_key, int length) {
   const int row_reach = low_half(ptx::load_shared_int(row_record + kReach * kFieldBytes));
   const int unit = ptx::load_shared_int(row_record + kDqUnit * kFieldBytes);
   const std::uint32_t tile_reach = keys[info.last_key].reach;
@@ -97,9 +99,10 @@ inline constexpr int kPartRegisters = 16;
 
 /// Adds 64 queries x 32 channels, times a power of two per row, to the partial sums. `group` = the warp's 16 slots.
 template <class Config>
-__device__ __forceinline__ void add_partials(void* partials, std::int64_t group, const float (&x)[kPartRegisters], const float (&scale)[2], int part,
-                                             int lane) {
-  const std::int64_t at = group * kGroup * Config::kHeadDim + partial_offset<Config::kPartialBytes>(lane, part / 2, part % 2 * kPartRegisters);
+__device__ __forceinline__ void add_partials(void* partials, std::int64_t group, const float (&x)[kPartRegisters],
+                                             const float (&scale)[2], int part, int lane) {
+  const std::int64_t at =
+      group * kGroup * Config::kHeadDim + partial_offset<Config::kPartialBytes>(lane, part / 2, part % 2 * kPartRegisters);
   if constexpr (Config::kPartials == PartialFormat::f16) {
     auto* const to = static_cast<std::uint16_t*>(partials) + at;
 #pragma unroll
@@ -140,8 +143,8 @@ __device__ __forceinline__ void pass_turn(std::int32_t* turn, int mine) {
 
 /// One step: 64 queries of one head against the tile's 128 keys. Returns whether it was the item's last.
 template <class Config>
-__device__ __forceinline__ bool query_step(const BackwardParams& params, Storage<Config>& storage, StepCounter<Config> now, const Work& work,
-                                           Window window, int thread) {
+__device__ __forceinline__ bool query_step(const BackwardParams& params, Storage<Config>& storage, StepCounter<Config> now,
+                                           const Work& work, Window window, int thread) {
   constexpr auto layout = TransposedKeyOperand<Config>::kLayout;
   const int warp = __shfl_sync(kFullWarp, thread / 32, 0), lane = thread % 32;
   const std::uint32_t exchange_slot = now.exchange();
@@ -149,8 +152,9 @@ __device__ __forceinline__ bool query_step(const BackwardParams& params, Storage
   const StepInfo info = storage.stage[now.stage()].info;
   ptx::barrier_wait(&storage.exchange_ready[exchange_slot], now.exchange_parity());
 
-  // dS of this step is written, so the consumers are done with the step before; this warpgroup is when its four warps have said so.
-  if (thread == 0 && now.count > 0) {
+  // dS of this step is written, so the consumers are done with the step before; this warpgroup is when its four warps have said so. The warps
+  // take the copies in turn; what they wait for here also hands the cursor on.
+  if (lane == 0 && static_cast<int>(now.count % 4) == warp && now.count > 0) {
     const StepCounter<Config> before = now.before();
     ptx::barrier_wait(&storage.exchange_free[before.exchange()], before.exchange_parity());
     Loader<Config>{params, storage}.copy_step(before.stage());
@@ -161,12 +165,14 @@ __device__ __forceinline__ bool query_step(const BackwardParams& params, Storage
   const std::uint32_t line = ptx::shared_address(storage.exchange[exchange_slot]) + load_line(warp, lane, 0);
 #pragma unroll
   for (int t = 0; t < kKeyGroups; ++t) ptx::load_matrices(pairs[t], line + t * exchange_offset(0, 16));
-  const std::uint32_t record = ptx::shared_address(storage.stage[now.stage()].records) + warp * kRowGroupBytes + pi_column(lane / 4) * 4;
+  const std::uint32_t record =
+      ptx::shared_address(storage.stage[now.stage()].records) + warp * kRowGroupBytes + pi_column(lane / 4) * 4;
   int unit[2], exponent[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const std::uint32_t row_record = record + half * (pi_column(8) - pi_column(0)) * 4;
-    unit[half] = row_unit(row_record, storage.key_records, window, info.query + 16 * warp + lane / 4 + 8 * half, info, work.first_key, work.length);
+    unit[half] = row_unit(row_record, storage.key_records, window, info.query + 16 * warp + lane / 4 + 8 * half, info,
+                          work.first_key, work.length);
   }
   const std::uint32_t maxima = row_maxima(pairs);
   __syncwarp();
@@ -176,7 +182,8 @@ __device__ __forceinline__ bool query_step(const BackwardParams& params, Storage
   exponent[1] = max(payload_exponent(__float_as_uint(ptx::high_f16(maxima))), kLeastPayloadExponent);
   std::uint32_t codes[kPayloadWords];
   round_payload(codes, pairs, exponent);
-  const float scale[2] = {power_of_two(clamp(unit[0] + exponent[0], -126, 126)), power_of_two(clamp(unit[1] + exponent[1], -126, 126))};
+  const float scale[2] = {power_of_two(clamp(unit[0] + exponent[0], -126, 126)),
+                          power_of_two(clamp(unit[1] + exponent[1], -126, 126))};
 
   const std::int64_t slot = info.head * params.slots + work.slot_start + info.query;
   std::int32_t* const turn = Config::kDeterministic ? params.turns + slot / kGroup : nullptr;
@@ -191,8 +198,10 @@ __device__ __forceinline__ bool query_step(const BackwardParams& params, Storage
 #pragma unroll
     for (int k = 0; k < kKeyTile / 32; ++k) {
       const std::uint64_t operand = ptx::descriptor(keys + ((part * kPartChannels * 16 + k * 32 * Config::kHeadDim) >> 4), layout);
-      if (k == 0) ptx::product_64x32<false>(x, codes, operand);
-      else ptx::product_64x32<true>(x, codes + 4 * k, operand);
+      if (k == 0)
+        ptx::product_64x32<false>(x, codes, operand);
+      else
+        ptx::product_64x32<true>(x, codes + 4 * k, operand);
     }
     ptx::commit_products();
     ptx::wait_products<0>();

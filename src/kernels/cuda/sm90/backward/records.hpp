@@ -23,19 +23,19 @@ inline constexpr int kLeastReach = -100;  // smaller V exponents count as this w
 
 /// Row records: [query_heads][slots / 16][RowField][16 words], the words of a field in order pi (a thread's four queries are 16 bytes).
 enum RowField : int {
-  kBias,      // float: 8 - m; NaN for a flagged query or gradient
-  kOffset,    // float: D' 2^(-eG - 18)
-  kRho,       // float: FP32(c log2 e) 2^eQ
-  kFold,      // float: 2^(eG - R of the 128-query tile)
-  kWeight,    // float: 2^(eG + eQ + 10), Y in units of dK's payload
-  kDqUnit,    // int: eG + 10 + z
-  kReach,     // int16 x 2: exponent that D' asks of FP16; (high half) the greatest of the 64-query step
-  kFoldMax,   // int16 x 2: greatest eG among the tile's queries from this one on; (high half) of the whole tile
+  kBias,     // float: 8 - m; NaN for a flagged query or gradient
+  kOffset,   // float: D' 2^(-eG - 18)
+  kRho,      // float: FP32(c log2 e) 2^eQ
+  kFold,     // float: 2^(eG - R of the 128-query tile)
+  kWeight,   // float: 2^(eG + eQ + 10), Y in units of dK's payload
+  kDqUnit,   // int: eG + 10 + z
+  kReach,    // int16 x 2: exponent that D' asks of FP16; (high half) the greatest of the 64-query step
+  kFoldMax,  // int16 x 2: greatest eG among the tile's queries from this one on; (high half) of the whole tile
   kRowFields
 };
-inline constexpr int kGroup = 16;                                     // slots a record group covers
-inline constexpr int kFieldBytes = kGroup * 4;                        // 64
-inline constexpr int kRowGroupBytes = kRowFields * kFieldBytes;       // 512
+inline constexpr int kGroup = 16;                                              // slots a record group covers
+inline constexpr int kFieldBytes = kGroup * 4;                                 // 64
+inline constexpr int kRowGroupBytes = kRowFields * kFieldBytes;                // 512
 inline constexpr int kStepRecordBytes = kQueryStep / kGroup * kRowGroupBytes;  // 2048
 
 /// Key records: [key_heads][slots].
@@ -55,11 +55,14 @@ FLAMIA_LAYOUT_FN int value_reach(std::uint32_t reach) {
 }
 FLAMIA_LAYOUT_FN int low_half(int word) { return static_cast<std::int16_t>(word & 0xFFFF); }
 FLAMIA_LAYOUT_FN int high_half(int word) { return word >> 16; }
-FLAMIA_LAYOUT_FN int pack_halves(int low, int high) { return static_cast<int>((static_cast<unsigned>(high) << 16) | (static_cast<unsigned>(low) & 0xFFFFu)); }
+FLAMIA_LAYOUT_FN int pack_halves(int low, int high) {
+  return static_cast<int>((static_cast<unsigned>(high) << 16) | (static_cast<unsigned>(low) & 0xFFFFu));
+}
 
 /// Byte offset of a field of one row, relative to the record of its group's head.
 FLAMIA_LAYOUT_FN std::int64_t row_field_offset(std::int64_t slots, std::int64_t head, std::int64_t slot, int field) {
-  return (head * slots + slot / kGroup * kGroup) / kGroup * kRowGroupBytes + field * kFieldBytes + pi_column(static_cast<int>(slot % kGroup)) * 4;
+  return (head * slots + slot / kGroup * kGroup) / kGroup * kRowGroupBytes + field * kFieldBytes +
+         pi_column(static_cast<int>(slot % kGroup)) * 4;
 }
 
 }  // namespace flamia::sm90::backward

@@ -10,7 +10,8 @@ namespace flamia::sm90::backward {
 
 /// `row` points at the thread's first row (16 w + g), channel 0; `stride` elements lie between rows that are eight tokens apart. `valid[half]`.
 template <int kHeadDim, int kCount, class Element>
-__device__ __forceinline__ void write_rows(Element* row, std::int64_t stride, const float (&x)[kCount], const bool (&valid)[2], int lane) {
+__device__ __forceinline__ void write_rows(Element* row, std::int64_t stride, const float (&x)[kCount], const bool (&valid)[2],
+                                           int lane) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (!valid[half]) continue;
@@ -29,8 +30,8 @@ __device__ __forceinline__ void write_rows(Element* row, std::int64_t stride, co
 
 /// The same for a format chosen at run time.
 template <int kHeadDim, int kCount>
-__device__ __forceinline__ void write_rows(void* tensor, GradientFormat format, std::int64_t at, std::int64_t stride, const float (&x)[kCount],
-                                           const bool (&valid)[2], int lane) {
+__device__ __forceinline__ void write_rows(void* tensor, GradientFormat format, std::int64_t at, std::int64_t stride,
+                                           const float (&x)[kCount], const bool (&valid)[2], int lane) {
   if (format == GradientFormat::bf16) {
     write_rows<kHeadDim>(static_cast<__nv_bfloat16*>(tensor) + at, stride, x, valid, lane);
   } else {

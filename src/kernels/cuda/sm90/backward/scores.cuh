@@ -26,8 +26,10 @@ __device__ __forceinline__ void issue_scores(float (&x)[kScores], std::uint32_t 
 #pragma unroll
   for (int k = 0; k < Config::kHeadDim / 32; ++k) {
     const std::uint64_t a = ptx::descriptor(keys + k * step, layout), b = ptx::descriptor(queries + k * step, layout);
-    if (k == 0) ptx::product_64x64<false>(x, a, b);
-    else ptx::product_64x64<true>(x, a, b);
+    if (k == 0)
+      ptx::product_64x64<false>(x, a, b);
+    else
+      ptx::product_64x64<true>(x, a, b);
   }
   ptx::commit_products();
 }
@@ -90,12 +92,15 @@ __device__ __forceinline__ int cut_references(float (&raise)[2], std::uint32_t r
   int references[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int first = (window.right < 0 ? 0 : max(first_key + 8 * half - window.right, 0)) - step_query;  // query of the step; negative: an earlier one
+    const int first = (window.right < 0 ? 0 : max(first_key + 8 * half - window.right, 0)) -
+                      step_query;  // query of the step; negative: an earlier one
     const int from = clamp(first, 0, kQueryStep - 1);
-    const int word = ptx::load_shared_int(records + from / kGroup * kRowGroupBytes + kFoldMax * kFieldBytes + pi_column(from % kGroup) * 4);
+    const int word =
+        ptx::load_shared_int(records + from / kGroup * kRowGroupBytes + kFoldMax * kFieldBytes + pi_column(from % kGroup) * 4);
     const int of_tile = high_half(word);
     references[half] = first >= 0 ? low_half(word) : of_tile;
-    if (step_query % kKeyTile != 0 && first < 0 && first >= -kQueryStep) references[half] = half == 0 ? low_half(before) : high_half(before);
+    if (step_query % kKeyTile != 0 && first < 0 && first >= -kQueryStep)
+      references[half] = half == 0 ? low_half(before) : high_half(before);
     raise[half] = power_of_two(clamp(of_tile - references[half], 0, 127));
   }
   return pack_halves(references[0], references[1]);
@@ -103,8 +108,8 @@ __device__ __forceinline__ int cut_references(float (&raise)[2], std::uint32_t r
 
 /// Codes of P with dO's fold. Masked: invisible pairs become 0 by selection, after all arithmetic.
 template <class Config, bool kMasked_>
-__device__ __forceinline__ void make_codes(std::uint32_t (&codes)[kCodeWords], const float (&x)[kScores], std::uint32_t records, const Place& place,
-                                           const float (&raise)[2], Visible visible) {
+__device__ __forceinline__ void make_codes(std::uint32_t (&codes)[kCodeWords], const float (&x)[kScores], std::uint32_t records,
+                                           const Place& place, const float (&raise)[2], Visible visible) {
   float4 share;
 #pragma unroll
   for (int u = 0; u < 4; ++u) {
@@ -119,15 +124,16 @@ __device__ __forceinline__ void make_codes(std::uint32_t (&codes)[kCodeWords], c
       float4 f = share;
       if constexpr (kMasked_) f = {f.x * raise[half], f.y * raise[half], f.z * raise[half], f.w * raise[half]};
       const auto keep = [&](int at, float value) { return !kMasked_ || sees(visible, at) ? value : 0.0f; };
-      codes[2 * u + half] = ptx::pack_e4m3x4(keep(i, x[i] * f.x), keep(i + 1, x[i + 1] * f.y), keep(i + 4, x[i + 4] * f.z), keep(i + 5, x[i + 5] * f.w));
+      codes[2 * u + half] = ptx::pack_e4m3x4(keep(i, x[i] * f.x), keep(i + 1, x[i + 1] * f.y), keep(i + 4, x[i + 4] * f.z),
+                                             keep(i + 5, x[i + 5] * f.w));
     }
   }
 }
 
 /// Y = dS in place of dP.
 template <class Config, bool kMasked_>
-__device__ __forceinline__ void make_gradient_of_scores(const float (&x)[kScores], float (&y)[kScores], std::uint32_t records, const Place& place,
-                                                        Visible visible) {
+__device__ __forceinline__ void make_gradient_of_scores(const float (&x)[kScores], float (&y)[kScores], std::uint32_t records,
+                                                        const Place& place, Visible visible) {
   const float value[2] = {ptx::load_shared_float(place.key_records + 4), ptx::load_shared_float(place.key_records + kNextKey + 4)};
 #pragma unroll
   for (int u = 0; u < 4; ++u) {
@@ -146,13 +152,14 @@ __device__ __forceinline__ void make_gradient_of_scores(const float (&x)[kScores
 
 /// Test mode: the unfolded codes of a step's visible pairs.
 template <class Config>
-__device__ __forceinline__ void record_codes(const BackwardParams& params, const float (&x)[kScores], Visible visible, int first_key,
-                                             std::int64_t first_row, int lane) {
+__device__ __forceinline__ void record_codes(const BackwardParams& params, const float (&x)[kScores], Visible visible,
+                                             int first_key, std::int64_t first_row, int lane) {
 #pragma unroll
   for (int i = 0; i < kScores; ++i) {
     if (sees(visible, i)) {
       const std::int64_t row = first_row + column_of(lane, i);
-      params.recorded_codes[row * params.record_keys + first_key + 8 * (i / 2 % 2)] = static_cast<std::uint8_t>(ptx::pack_e4m3x2(x[i], 0.0f) & 255);
+      params.recorded_codes[row * params.record_keys + first_key + 8 * (i / 2 % 2)] =
+          static_cast<std::uint8_t>(ptx::pack_e4m3x2(x[i], 0.0f) & 255);
     }
   }
 }

@@ -36,12 +36,14 @@ struct Stage {
   std::uint8_t unused[128 - sizeof(StepInfo)];  // stages stay multiples of 128 bytes
 };
 
-/// How far the copies have come; one thread's property.
+/// How far the copies have come. One lane uses it at a time: the lane that copies step n hands it on with its arrival on exchange_free.
 struct CopyCursor {
-  Work work;            // the item whose steps are being copied
-  Work next;            // the one after it, when `progress` says so
-  std::int32_t step;    // next step of `work`
-  std::int32_t item;    // items begun
+  Work work;              // the item whose steps are being copied
+  Work next;              // the one after it, when `progress` says so
+  std::int32_t left;      // steps of `work` not yet copied
+  std::int32_t head;      // query head of the next one
+  std::int32_t block;     // and its place among the head's steps
+  std::int32_t item;      // items begun
   std::int32_t progress;  // of fetching `next`: 0 nothing, 1 ticket, 2 item, 3 ready
   std::int32_t ticket;
   WorkItem fetched;
@@ -58,13 +60,13 @@ struct Storage {
   alignas(128) std::uint8_t exchange[Config::kExchangeSlots][Config::kExchangeBytes];
   alignas(128) KeyRecord key_records[kKeyTile];
   Work work[Config::kWorkSlots];
-  std::int32_t references[128 * Config::kConsumers];     // each consumer thread's R of its two keys (int16 each), step by step
-  std::uint32_t visible[128 * Config::kConsumers];       // each consumer thread's visible pairs of a masked step
+  std::int32_t references[128 * Config::kConsumers];         // each consumer thread's R of its two keys (int16 each), step by step
+  std::uint32_t visible[128 * Config::kConsumers];           // each consumer thread's visible pairs of a masked step
   alignas(16) float shifts[Config::kConsumers][kQueryStep];  // factors of a step's rows where they differ, per consumer warpgroup
   CopyCursor cursor;
 
-  std::uint64_t keys_ready;                              // copy engine -> all: K, V, Kt and their records of an item
-  std::uint64_t stage_ready[Config::kStages];            // copy engine -> all: the operands of a step (and the work slot of a first step)
+  std::uint64_t keys_ready;                    // copy engine -> all: K, V, Kt and their records of an item
+  std::uint64_t stage_ready[Config::kStages];  // copy engine -> all: the operands of a step (and the work slot of a first step)
   std::uint64_t exchange_ready[Config::kExchangeSlots];  // consumers -> dQ: dS is written; also: the stage before is free
   std::uint64_t exchange_free[Config::kExchangeSlots];   // dQ -> consumers: dS is read
 };
@@ -84,8 +86,15 @@ struct StepCounter {
 
 template <class Config>
 constexpr Dimensions dimensions() {
-  return {Config::kHeadDim, kKeyTile,                   kQueryStep,               Config::kStages, Config::kExchangeSlots,
-          Config::kThreads, Config::kConsumerRegisters, Config::kQueryRegisters, static_cast<int>(sizeof(Storage<Config>))};
+  return {Config::kHeadDim,
+          kKeyTile,
+          kQueryStep,
+          Config::kStages,
+          Config::kExchangeSlots,
+          Config::kThreads,
+          Config::kConsumerRegisters,
+          Config::kQueryRegisters,
+          static_cast<int>(sizeof(Storage<Config>))};
 }
 
 }  // namespace flamia::sm90::backward

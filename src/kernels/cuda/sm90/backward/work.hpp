@@ -27,10 +27,10 @@ FLAMIA_LAYOUT_FN StepRange step_range(Window window, int first_key, int length) 
 
 /// What a step of 64 queries and a tile of 128 keys have in common.
 enum StepFlags : int {
-  kMasked = 1,      // some pair is not visible (or beyond the document)
-  kCut = 2,         // some query's last key lies before the tile's end: what it may know of the tile differs from row to row
+  kMasked = 1,  // some pair is not visible (or beyond the document)
+  kCut = 2,     // some query's last key lies before the tile's end: what it may know of the tile differs from row to row
 
-  kLastStep = 4,    // of the item
+  kLastStep = 4,  // of the item
 };
 FLAMIA_LAYOUT_FN int step_flags(Window window, int first_query, int first_key, int length) {
   const int last_query = first_query + kQueryStep - 1, last_key = first_key + kKeyTile - 1;

@@ -1,0 +1,35 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Builds the emulated backward pass into the folder named as argument. Needs g++, perl and the CUDA headers (CUDA_HOME, default
+# /usr/local/cuda), no GPU and no nvcc. The sources are copied and rewritten in three places: kernel launches, block-shared arrays, the ptx headers.
+set -e
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../../../.." && pwd)
+out=${1:?folder to build in}
+copy=$out/src
+kernels=$copy/kernels/cuda
+rm -rf "$copy"
+mkdir -p "$kernels/sm90/forward" "$kernels/ptx" "$copy/quantize/cuda" "$out/bench"
+cp -r "$root/src/numerics" "$copy"
+cp "$root/src/quantize/cuda/prescale.hpp" "$copy/quantize/cuda"
+cp "$root/src/kernels/cuda/sm90/layout.hpp" "$kernels/sm90"
+cp "$root"/src/kernels/cuda/sm90/forward/*.hpp "$kernels/sm90/forward"
+cp -r "$root/src/kernels/cuda/sm90/backward" "$kernels/sm90"
+cp "$here"/../*.cuh "$out/bench"
+for header in barrier bulk_copy convert half matrix reduce registers wgmma wgmma_backward; do
+  echo '#include "ptx.hpp"' > "$kernels/ptx/$header.cuh"
+done
+cd "$kernels/sm90/backward"
+sed -i 's/__shared__ int totals/static int totals/' prepare.cu
+sed -i 's/cudaFuncSetAttribute(gradients_kernel<Config>, /cudaFuncSetAttribute(static_cast<const void*>(nullptr), /' launch.cuh
+perl -0pi -e 's/(\w+(?:<[\w:, ]+>)?)<<<\s*([^,]+),\s*([^,]+),.*?>>>\((.*?)\);/EMULATE_LAUNCH($2, $3, $1($4));/gs' prepare.cu finish.cu launch.cuh
+cd "$out/bench"
+perl -0pi -e 's/<<<.*?>>>\(/(/gs' problem.cuh check.cuh reference.cuh
+flags="-std=c++20 -O2 -ffp-contract=off -fno-strict-aliasing -mfma -w -I$here -I$copy -I$root/include -I$out/bench -I${CUDA_HOME:-/usr/local/cuda}/include"
+objects=
+for source in finish prepare launch instance_d128_block instance_d128_token instance_d64_block instance_d64_token; do
+  g++ $flags -include "$here/ptx.hpp" -x c++ -c "$kernels/sm90/backward/$source.cu" -o "$out/$source.o"
+  objects="$objects $out/$source.o"
+done
+g++ $flags -c "$here/emulate.cpp" -o "$out/emulate.o"
+g++ "$out/emulate.o" $objects -o "$out/emulate"

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs the backward kernels and their GPU checks on the CPU, thread by thread. Built by build.sh from rewritten copies of the sources.
+// Arguments: number of a case, or "all"; seed.
+#include "ptx.hpp"
+
+// The runtime calls that the checks make, on host memory. One multiprocessor: blocks run one after the other.
+extern "C" {
+cudaError_t cudaMalloc(void** pointer, size_t bytes) {
+  *pointer = aligned_alloc(256, (bytes + 255) / 256 * 256);
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* pointer) {
+  free(pointer);
+  return cudaSuccess;
+}
+cudaError_t cudaMemset(void* pointer, int value, size_t bytes) {
+  memset(pointer, value, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t) { return cudaMemset(pointer, value, bytes); }
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = 1;
+  return cudaSuccess;
+}
+const char* cudaGetErrorString(cudaError_t) { return "error"; }
+}
+
+#include "check.cuh"
+
+namespace {
+
+using namespace bench;
+
+BackwardConfig config_of(int d, ScaleGroup group, PartialFormat partials, GradientFormat gradients, bool deterministic) {
+  BackwardConfig config;
+  config.head_dim = d, config.scale_group = group, config.partials = partials, config.gradients = gradients,
+  config.deterministic = deterministic;
+  config.record_codes = deterministic;  // recorded in ordered mode only
+  return config;
+}
+
+void run_case(int number, std::uint64_t seed) {
+  const auto block = ScaleGroup::block, token = ScaleGroup::token;
+  const auto f16 = PartialFormat::f16, f32 = PartialFormat::f32;
+  const auto bf16 = GradientFormat::bf16, fp32 = GradientFormat::f32;
+  const std::vector<int> ragged{37, 300, 0, 1, 150};
+  switch (number) {
+    case 0:
+      return check_case<128>("128 block causal, one tile", {{128}, 1, 1, 128, -1, 0, config_of(128, block, f32, fp32, false)},
+                             seed);
+    case 1:
+      return check_case<128>("128 block causal, ragged, GQA", {ragged, 2, 1, 128, -1, 0, config_of(128, block, f16, fp32, true)},
+                             seed);
+    case 2:
+      return check_case<128>("128 token sticky causal, ragged, GQA",
+                             {ragged, 2, 1, 128, -1, 0, config_of(128, token, f16, fp32, true), true}, seed);
+    case 3:
+      return check_case<128>("128 block full", {{37, 300, 1}, 1, 1, 128, -1, -1, config_of(128, block, f16, fp32, true)}, seed);
+    case 4:
+      return check_case<128>("128 block window 100, 40", {{37, 300, 1}, 1, 1, 128, 100, 40, config_of(128, block, f16, fp32, true)},
+                             seed);
+    case 5:
+      return check_case<64>("64 token sticky full", {{37, 300, 1}, 2, 1, 64, -1, -1, config_of(64, token, f32, fp32, true), true},
+                            seed);
+    case 6:
+      return check_case<64>("64 block causal", {{37, 300, 1}, 2, 1, 64, -1, 0, config_of(64, block, f16, bf16, false)}, seed);
+    case 7:
+      return check_case<128>("128 block causal, stress",
+                             {{333}, 1, 1, 128, -1, 0, config_of(128, block, f16, fp32, true), false, 1.0f, true}, seed);
+    case 8:
+      return check_case<128>("128 token sticky causal, stress",
+                             {{333}, 1, 1, 128, -1, 0, config_of(128, token, f16, fp32, true), true, 1.0f, true}, seed);
+    case 9:
+      return check_exactness<128>({{70, 300, 50}, 2, 2, 128, -1, 0, config_of(128, token, f16, fp32, false), true}, seed);
+    case 10:
+      return check_exactness<128>({{70, 300, 50}, 2, 2, 128, -1, 0, config_of(128, block, f16, fp32, false), false}, seed);
+    default:
+      std::printf("no case %d\n", number), ++failures;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  const std::string which = argc > 1 ? argv[1] : "all";
+  const std::uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
+  if (which == "all") {
+    for (int number = 0; number <= 10; ++number) run_case(number, seed);
+  } else {
+    run_case(std::atoi(which.c_str()), seed);
+  }
+  std::printf("%d failures\n", failures);
+  return failures;
+}

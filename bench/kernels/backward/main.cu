@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks and times the Hopper backward kernel. Modes: check, time, all (default, under 100 s on an H200), one <workload>.
+#include <random>
+
+#include "check.cuh"
+#include "time.cuh"
+
+namespace {
+
+using namespace bench;
+
+BackwardConfig config_of(int d, ScaleGroup group, PartialFormat partials, GradientFormat gradients, bool deterministic,
+                         bool record) {
+  BackwardConfig c;
+  c.head_dim = d, c.scale_group = group, c.partials = partials, c.gradients = gradients, c.deterministic = deterministic,
+  c.record_codes = record;
+  return c;
+}
+
+void check_all(std::uint64_t seed) {
+  const auto block = ScaleGroup::block, token = ScaleGroup::token;
+  const auto f16 = PartialFormat::f16, f32 = PartialFormat::f32;
+  const auto bf16 = GradientFormat::bf16, fp32 = GradientFormat::f32;
+  std::mt19937 random(static_cast<unsigned>(seed));
+  std::vector<int> ragged;
+  for (int i = 0; i < 9; ++i) ragged.push_back(1 + static_cast<int>(random() % 420));
+  ragged[3] = 0, ragged[5] = 1;
+  const std::vector<int> even{256, 128, 384};
+  std::printf("seed %llu, relative L2 (worst row)\n", static_cast<unsigned long long>(seed));
+  check_case<128>("128 block causal, even", {even, 4, 4, 128, -1, 0, config_of(128, block, f32, fp32, false, false)}, seed);
+  check_case<128>("128 block causal, ragged, GQA", {ragged, 4, 2, 128, -1, 0, config_of(128, block, f16, bf16, false, false)},
+                  seed + 10);
+  check_case<128>("128 block causal, codes, in order", {ragged, 2, 1, 128, -1, 0, config_of(128, block, f16, fp32, true, true)},
+                  seed + 20);
+  check_case<128>("128 block full", {ragged, 2, 2, 128, -1, -1, config_of(128, block, f16, bf16, false, false)}, seed + 30);
+  check_case<128>("128 block window 100, 40", {ragged, 2, 2, 128, 100, 40, config_of(128, block, f16, fp32, true, false)},
+                  seed + 40);
+  check_case<128>("128 token sticky causal, ragged, GQA",
+                  {ragged, 4, 2, 128, -1, 0, config_of(128, token, f16, fp32, true, false), true}, seed + 50);
+  check_case<128>("128 token sticky window 70, 0", {ragged, 2, 2, 128, 70, 0, config_of(128, token, f32, fp32, false, false), true},
+                  seed + 60);
+  check_case<128>("128 block causal, logits x 9",
+                  {ragged, 2, 2, 128, -1, 0, config_of(128, block, f16, fp32, false, false), false, 3.0f}, seed + 70);
+  check_case<128>("128 block causal, stress",
+                  {ragged, 2, 1, 128, -1, 0, config_of(128, block, f16, fp32, true, false), false, 1.0f, true}, seed + 72);
+  check_case<128>("128 token sticky causal, stress",
+                  {ragged, 2, 1, 128, -1, 0, config_of(128, token, f16, fp32, true, false), true, 1.0f, true}, seed + 74);
+  check_case<64>("64 block causal, ragged, GQA", {ragged, 4, 2, 64, -1, 0, config_of(64, block, f16, fp32, false, false)},
+                 seed + 80);
+  check_case<64>("64 token sticky full", {ragged, 2, 2, 64, -1, -1, config_of(64, token, f16, bf16, false, false), true},
+                 seed + 90);
+  std::printf("exactness, token sticky\n");
+  check_exactness<128>({{70, 300, 200}, 2, 2, 128, -1, 0, config_of(128, token, f16, fp32, true, false), true}, seed + 100);
+  std::printf("exactness, block\n");
+  check_exactness<128>({{70, 300, 200}, 4, 2, 128, -1, 0, config_of(128, block, f16, fp32, true, false), false}, seed + 110);
+}
+
+void time_all(const char* only) {
+  for (const Workload& w : workloads()) {
+    if (only != nullptr && std::string(only) != w.name) continue;
+    const auto one = [&](const char* variant, ScaleGroup group, PartialFormat partials, int mixed, bool deterministic) {
+      const Shape shape{w.lengths, 16, 16, 128, -1, 0, config_of(128, group, partials, GradientFormat::bf16, deterministic, false)};
+      print_timing(w.name, variant, shape, time_workload(shape, mixed, 5));
+    };
+    one("block f16 uniform", ScaleGroup::block, PartialFormat::f16, 0, false);
+    one("block f16 mixed 1 in 8", ScaleGroup::block, PartialFormat::f16, 8, false);
+    one("token f16 uniform", ScaleGroup::token, PartialFormat::f16, 0, false);
+    if (w.lengths[0] == 16384 || only != nullptr) {
+      one("block f32 uniform", ScaleGroup::block, PartialFormat::f32, 0, false);
+      one("block f16 in order", ScaleGroup::block, PartialFormat::f16, 0, true);
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string mode = argc > 1 ? argv[1] : "all";
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  cudaDeviceProp device;
+  CHECK(cudaGetDeviceProperties(&device, 0));
+  std::printf("%s\n", device.name);
+  if (mode == "check" || mode == "all") {
+    check_all(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : std::random_device{}());
+    std::printf("%d failures\n", failures);
+  }
+  if (mode == "time" || mode == "all") time_all(nullptr);
+  if (mode == "one") time_all(argc > 2 ? argv[2] : "4x16384");
+  return failures == 0 ? 0 : 1;
+}

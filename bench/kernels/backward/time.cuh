@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Timing of the backward kernels on the project's workloads: 65,536 tokens, random codes. Burst = median of single launches after a pause;
+// sustained = launches back to back for about half a second, with the clock seen by a probe kernel at the end.
+#pragma once
+#include <cuda/ptx>
+#include <unistd.h>
+
+#include <string>
+#include <tuple>
+
+#include "problem.cuh"
+
+namespace bench {
+
+static __global__ void random_codes(std::uint8_t* x, std::int64_t n, std::uint64_t seed) {
+  FOR_EACH(i, n) x[i] = encode(normal(i, seed) * 90.0f);  // a token's greatest of 128 near 256
+}
+/// Tails stay zero as the layout promises: only documents' slots are filled. Exponents of a mixed kind every few blocks when asked.
+static __global__ void plain_rows(float* reference, float* d_prime, std::int16_t* z, std::int64_t n, std::uint64_t seed) {
+  FOR_EACH(i, n) {
+    reference[i] = 6.0f;
+    d_prime[i] = normal(i, seed) * 0.05f;
+    z[i] = 8;
+  }
+}
+static __global__ void constant_bytes(std::uint8_t* x, std::int64_t n, int byte, int mixed_every, std::uint64_t seed) {
+  FOR_EACH(i, n) x[i] = static_cast<std::uint8_t>(byte + (mixed_every > 0 && mix(i / 32 * 77 + seed) % mixed_every == 0 ? 1 : 0));
+}
+/// Clock of the multiprocessors, from a spin of known length.
+static __global__ void read_clock(long long* out) {
+  const auto start_ns = static_cast<long long>(cuda::ptx::get_sreg_globaltimer());
+  const long long start = clock64();
+  while (clock64() - start < 200000) {
+  }
+  const auto end_ns = static_cast<long long>(cuda::ptx::get_sreg_globaltimer());
+  out[0] = clock64() - start, out[1] = end_ns - start_ns;
+}
+
+struct Timing {
+  double prepare, gradients, finish, sustained, clock;
+};
+
+inline double pairs_of_workload(const std::vector<int>& lengths) {
+  double pairs = 0;
+  for (int l : lengths) pairs += 0.5 * l * static_cast<double>(l);
+  return pairs;
+}
+
+/// mixed_every: one token-block in so many has another exponent (0: all uniform).
+inline Timing time_workload(Shape shape, int mixed_every, int repeats) {
+  Problem p = make_problem(shape);
+  const BackwardParams& b = p.params;
+  const std::int64_t qn = shape.query_heads * p.slots, kn = shape.key_heads * p.slots, d = shape.head_dim;
+  random_codes<<<2048, 256>>>(p.query.rows, qn * d, 1), random_codes<<<2048, 256>>>(p.query.transposed, qn * d, 2);
+  random_codes<<<2048, 256>>>(p.gradient.rows, qn * d, 3), random_codes<<<2048, 256>>>(p.gradient.transposed, qn * d, 4);
+  random_codes<<<2048, 256>>>(p.key.rows, kn * d, 5), random_codes<<<2048, 256>>>(p.key.transposed, kn * d, 6),
+      random_codes<<<2048, 256>>>(p.value.rows, kn * d, 7);
+  for (auto [bytes, n, seed] :
+       {std::tuple{p.query.exponents, qn, 1}, {p.gradient.exponents, qn, 2}, {p.key.exponents, kn, 3}, {p.value.exponents, kn, 4}})
+    constant_bytes<<<512, 256>>>(bytes, n, 127 - 7, mixed_every, seed);
+  plain_rows<<<512, 256>>>(p.reference, p.d_prime, p.dq_exponent, qn, 9);
+  CHECK(cudaMemset(b.dq_partials, 0, qn * d * (shape.config.partials == PartialFormat::f16 ? 2 : 4)));
+  CHECK(cudaDeviceSynchronize());
+  cudaEvent_t marks[4];
+  for (auto& mark : marks) CHECK(cudaEventCreate(&mark));
+  std::vector<float> parts[3];
+  for (int i = 0; i < repeats + 2; ++i) {
+    usleep(20000);
+    CHECK(cudaEventRecord(marks[0]));
+    CHECK(launch_backward_prepare(b, shape.config, nullptr));
+    CHECK(cudaEventRecord(marks[1]));
+    CHECK(launch_backward_gradients(b, shape.config, nullptr));
+    CHECK(cudaEventRecord(marks[2]));
+    CHECK(launch_backward_finish(b, shape.config, nullptr));
+    CHECK(cudaEventRecord(marks[3]));
+    CHECK(cudaEventSynchronize(marks[3]));
+    for (int k = 0; k < 3 && i >= 2; ++k) {
+      float ms;
+      CHECK(cudaEventElapsedTime(&ms, marks[k], marks[k + 1]));
+      parts[k].push_back(ms);
+    }
+  }
+  for (auto& x : parts) std::sort(x.begin(), x.end());
+  const int back_to_back = std::max(4, static_cast<int>(300.0f / std::max(parts[1][repeats / 2], 0.05f)));
+  long long* clock;
+  CHECK(cudaMallocHost(&clock, 16));
+  CHECK(cudaEventRecord(marks[0]));
+  for (int i = 0; i < back_to_back; ++i) CHECK(launch_backward_gradients(b, shape.config, nullptr));
+  CHECK(cudaEventRecord(marks[1]));
+  read_clock<<<1, 1>>>(clock);
+  CHECK(cudaDeviceSynchronize());
+  float total;
+  CHECK(cudaEventElapsedTime(&total, marks[0], marks[1]));
+  const Timing timing{parts[0][repeats / 2], parts[1][repeats / 2], parts[2][repeats / 2], total / back_to_back,
+                      1e3 * clock[0] / clock[1]};
+  CHECK(cudaFreeHost(clock));
+  for (auto& mark : marks) CHECK(cudaEventDestroy(mark));
+  release(p);
+  return timing;
+}
+
+struct Workload {
+  const char* name;
+  std::vector<int> lengths;
+};
+inline std::vector<Workload> workloads() {
+  std::vector<int> mixed{8192};
+  mixed.insert(mixed.end(), 224, 256);
+  return {{"32x2048", std::vector<int>(32, 2048)},
+          {"16x4096", std::vector<int>(16, 4096)},
+          {"8x8192", std::vector<int>(8, 8192)},
+          {"4x16384", std::vector<int>(4, 16384)},
+          {"2x32768", std::vector<int>(2, 32768)},
+          {"256x256", std::vector<int>(256, 256)},
+          {"8192+224x256", mixed},
+          {"manual_pages",
+           {313,  1529, 13242, 756, 279, 4473, 1102, 1058, 717, 4303, 1228, 580,  518, 541,  290, 295, 555,  631,  354,
+            1057, 1122, 659,   396, 737, 3798, 804,  993,  285, 364,  2257, 9905, 302, 4233, 535, 631, 1142, 2560, 992}},
+          {"uniform_64_8192", {4689, 3643, 6960, 8176, 4173, 69, 7762, 4088, 5410, 4566, 2449, 4730, 200, 4995, 1848, 1778}}};
+}
+
+inline void print_timing(const char* name, const char* variant, const Shape& shape, const Timing& t) {
+  const double flops = 2.5 * 4 * pairs_of_workload(shape.lengths) * shape.head_dim * shape.query_heads;
+  std::printf(
+      "%-16s %-26s prepare %.3f  gradients %7.3f ms (%5.0f TFLOP/s)  finish %.3f  sum %7.3f | sustained %7.3f ms %5.0f TFLOP/s at "
+      "%.0f MHz\n",
+      name, variant, t.prepare, t.gradients, flops / t.gradients / 1e9, t.finish, t.prepare + t.gradients + t.finish, t.sustained,
+      flops / t.sustained / 1e9, t.clock);
+}
+
+}  // namespace bench
