@@ -111,6 +111,7 @@ Guarantee guarantee(const Recipe& recipe) {
     }
     collect.add(place);
   }
+  made.sticky = recipe.k.first.sticky || recipe.k.second.sticky || recipe.v.first.sticky || recipe.v.second.sticky;
   if (recipe.trains && recipe.one_ds_payload)
     collect.add(
         rows_sharing(recipe.d_s.first, true), {&made.d_q, &made.look_back},
@@ -131,7 +132,8 @@ std::string Guarantee::sentence(bool trains) const {
   std::string text;
   switch (earlier.kind) {
     case Reach::Kind::none:
-      text = "exact: no bit of " + what + " depends on a token that its row may not see";
+      text = "exact: no bit of " + what + " depends on a later token than its row may see";
+      if (sticky) text += " (in a window, earlier tokens that have left it may still set exponents)";
       break;
     case Reach::Kind::block:
       text = "within a block: " + what + " may depend on later tokens of the same " + std::to_string(earlier.tokens) +

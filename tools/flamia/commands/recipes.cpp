@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "command.hpp"
@@ -14,12 +15,22 @@ namespace {
 
 constexpr int kHeadDim = 128;
 
-/// Architectures on which this version runs the recipe, as in `flamia explain --arch`.
-std::vector<std::string> runs_on(const Recipe& recipe) {
+/// Architectures on which this version runs the recipe, with or without its backward pass; names as in `flamia explain --arch`.
+std::vector<std::string> runs_on(const Recipe& recipe, bool backward) {
   std::vector<std::string> names;
   for (const plan::ArchitectureFacts& facts : plan::architectures())
-    if (recipe::can_run(recipe, facts.id, kHeadDim, recipe.trains).ok()) names.emplace_back(facts.name);
+    if (recipe::can_run(recipe, facts.id, kHeadDim, backward).ok()) names.emplace_back(facts.name);
   return names;
+}
+
+/// "cpu, sm_90 (forward)"
+std::string machines_text(const std::vector<std::string>& forward, const std::vector<std::string>& whole) {
+  std::string text;
+  for (const std::string& name : forward) {
+    text += (text.empty() ? "" : ", ") + name;
+    if (std::find(whole.begin(), whole.end(), name) == whole.end()) text += " (forward)";
+  }
+  return text;
 }
 
 Status run(const Session& session) {
@@ -28,13 +39,14 @@ Status run(const Session& session) {
   for (const std::string& name : recipe_names()) {
     Recipe recipe;
     if (Status s = Recipe::parse(name, &recipe); !s.ok()) return s;
-    const std::vector<std::string> machines = runs_on(recipe);
-    table.add({name, std::string(recipe.trains ? "yes" : "no"),
-               machines.empty() ? Cell() : Cell(fmt::format("{}", fmt::join(machines, " "))), recipe_summary(name)});
+    const std::vector<std::string> whole = runs_on(recipe, recipe.trains), forward = runs_on(recipe, false);
+    table.add({name, std::string(recipe.trains ? "yes" : "no"), forward.empty() ? Cell() : Cell(machines_text(forward, whole)),
+               recipe_summary(name)});
     all.push_back({{"name", name},
                    {"summary", recipe_summary(name)},
                    {"trains", recipe.trains},
-                   {"runs_on", machines},
+                   {"runs_on", whole},
+                   {"forward_runs_on", forward},
                    {"guarantee", recipe::guarantee(recipe).sentence(recipe.trains)},
                    {"hash", fmt::format("{:016x}", recipe.hash())},
                    {"recipe", nlohmann::ordered_json::parse(recipe.to_json())}});
