@@ -34,10 +34,10 @@ void fp32_training(int threads) {
   fp32_backward(kProblem, tensors(), threads);
 }
 
-void Fp32(benchmark::State& state) {
+void fp32(benchmark::State& state) {
   for (auto _ : state) fp32_training(static_cast<int>(state.range(0)));
 }
-BENCHMARK(Fp32)->ArgName("threads")->Arg(1)->Arg(2)->UseRealTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(fp32)->ArgName("threads")->Arg(1)->Arg(2)->UseRealTime()->Unit(benchmark::kMillisecond);
 
 struct Free {
   void operator()(void* p) const { std::free(p); }

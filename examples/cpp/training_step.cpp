@@ -62,7 +62,7 @@ Gradients training_step(const Tensors& in, const char* recipe_text) {
       allocate(std::max(plan.workspace_bytes(flamia::Pass::forward), plan.workspace_bytes(flamia::Pass::backward)));
   Gradients out{std::vector<float>(in.q.size()), std::vector<float>(in.q.size()), std::vector<float>(in.k.size()),
                 std::vector<float>(in.k.size())};
-  std::vector<float> lse(kTokens * kQueryHeads);
+  std::vector<float> lse(std::size_t{kTokens} * kQueryHeads);
 
   flamia::ForwardTensors forward;
   forward.q = {in.q.data(), flamia::DType::f32};

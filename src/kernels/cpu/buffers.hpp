@@ -57,9 +57,9 @@ FLAMIA_FN Buffers buffers_of(Scratch scratch, int dim) {
   float** const panels[kPanels] = {&b.q_t, &b.g_t, &b.q, &b.g, &b.k, &b.k2, &b.v, &b.part, &b.sum0, &b.sum1};
   for (float** panel : panels) *panel = next, next += std::int64_t{kTile} * dim;
   float** const squares[] = {&b.scores, &b.p, &b.ds, &b.payload};
-  for (float** square : squares) *square = next, next += kTile * kTile;
+  for (float** square : squares) *square = next, next += std::int64_t{kTile} * kTile;
   b.exponents = reinterpret_cast<int*>(next);
-  next += kTile * kTile;
+  next += std::int64_t{kTile} * kTile;
   b.magnitudes = reinterpret_cast<std::uint32_t*>(next);
   return b;
 }

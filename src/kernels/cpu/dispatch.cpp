@@ -20,7 +20,8 @@ const TileCode* tile_code(Isa isa) {
   const TileCode* fast = nullptr;
   const TileCode* faster = nullptr;
 #if defined(FLAMIA_X86_TILE_CODE)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) fast = &avx2::kTileCode;
+  // every processor with AVX2 has F16C, which the code is compiled with too
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) fast = &avx2::kTileCode;
   if (fast && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl"))
     faster = &avx512::kTileCode;
