@@ -14,11 +14,12 @@ namespace flamia {
 enum class Pass { forward, backward };
 
 struct ForwardTensors {
-  TensorView q;                              // [tokens, query_heads, head_dim]
-  TensorView k, v;                           // [tokens, key_heads, head_dim]; q, k, v have one dtype
-  const std::int32_t* cu_seqlens = nullptr;  // [documents + 1], starts at 0, never decreases, ends at <= tokens; on the plan's device
-  MutableTensorView o;                       // [tokens, query_heads, head_dim], F32 or BF16 (dtype of its own)
-  float* lse = nullptr;                      // [query_heads, tokens], natural logarithm; +inf for a row that sees no key
+  TensorView q;     // [tokens, query_heads, head_dim]
+  TensorView k, v;  // [tokens, key_heads, head_dim]; q, k, v have one dtype
+  const std::int32_t* cu_seqlens =
+      nullptr;           // [documents + 1], starts at 0, never decreases, ends at <= tokens; on the plan's device
+  MutableTensorView o;   // [tokens, query_heads, head_dim], F32 or BF16 (dtype of its own)
+  float* lse = nullptr;  // [query_heads, tokens], natural logarithm; +inf for a row that sees no key
 };
 
 struct BackwardTensors {
@@ -30,9 +31,9 @@ struct BackwardTensors {
 
 struct PlanOptions {
   Device device = Device::cpu;
-  int threads = 0;            // CPU: 0 = all cores; results do not depend on it
-  bool deterministic = false; // GPU: dQ bit-repeatable
-  bool training = true;       // false: the forward pass saves nothing and makes no copies for the backward pass
+  int threads = 0;             // CPU: 0 = all cores; results do not depend on it
+  bool deterministic = false;  // GPU: dQ bit-repeatable
+  bool training = true;        // false: the forward pass saves nothing and makes no copies for the backward pass
 };
 
 /// What one shape and recipe need: checked arguments, memory sizes, the kernels chosen. Immutable, shared by threads.

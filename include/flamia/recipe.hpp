@@ -29,11 +29,11 @@ enum class ScaleType : std::uint8_t { none, ue8m0, e4m3, f32 };
 /// How a group's scale follows from its greatest magnitude.
 enum class ScaleRule : std::uint8_t {
   none,
-  ceil,              // least power of two at which nothing saturates
-  floor,             // OCP MX reference: saturates
-  amax,              // amax / largest value of the element type (NVFP4: E4M3 of amax / 6; INT8: amax / 127)
-  amax_or_smaller,   // NVFP4: amax / 6 or amax / 4, whichever has the smaller squared error
-  two_level,         // P of SageAttention3: row maximum / (448 * 6) first, then NVFP4
+  ceil,             // least power of two at which nothing saturates
+  floor,            // OCP MX reference: saturates
+  amax,             // amax / largest value of the element type (NVFP4: E4M3 of amax / 6; INT8: amax / 127)
+  amax_or_smaller,  // NVFP4: amax / 6 or amax / 4, whichever has the smaller squared error
+  two_level,        // P of SageAttention3: row maximum / (448 * 6) first, then NVFP4
 };
 
 /// One quantised form of an operand.
@@ -42,12 +42,12 @@ struct Quantisation {
   Group group;
   ScaleType scale = ScaleType::none;
   ScaleRule rule = ScaleRule::none;
-  bool sticky = false;         // exponent = prefix maximum over the document's earlier groups (K and V only: causal)
-  float tensor_scale = 1.f;    // NVFP4's constant FP32 factor
+  bool sticky = false;       // exponent = prefix maximum over the document's earlier groups (K and V only: causal)
+  float tensor_scale = 1.f;  // NVFP4's constant FP32 factor
   friend bool operator==(const Quantisation&, const Quantisation&) = default;
 };
 
-/// An operand in its first and second product (system.md §1). Equal forms are one copy.
+/// An operand in its first and second product (src/recipe/operands.hpp). Equal forms are one copy.
 struct OperandPolicy {
   Quantisation first;
   Quantisation second;
@@ -56,10 +56,10 @@ struct OperandPolicy {
 
 enum class Exp2 : std::uint8_t { hardware, polynomial, mitchell, schraudolph, direct };
 enum class RowReferenceRule : std::uint8_t { phase32, tilesum };
-enum class SumOf : std::uint8_t { codes, unrounded };            // what l adds up
-enum class GradientP : std::uint8_t { unrounded, codes };        // the P in dS = P o (dP - D)
-enum class PreScale : std::uint8_t { causal_row, sequence };     // FP16 dQ: per row from what the row may see; per sequence leaks
-enum class AccumulatorModel : std::uint8_t { native, hopper13 }; // native: FP32 on the CPU, the tensor core's own on a GPU
+enum class SumOf : std::uint8_t { codes, unrounded };             // what l adds up
+enum class GradientP : std::uint8_t { unrounded, codes };         // the P in dS = P o (dP - D)
+enum class PreScale : std::uint8_t { causal_row, sequence };      // FP16 dQ: per row from what the row may see; per sequence leaks
+enum class AccumulatorModel : std::uint8_t { native, hopper13 };  // native: FP32 on the CPU, the tensor core's own on a GPU
 
 struct SoftmaxPolicy {
   RowReferenceRule reference = RowReferenceRule::phase32;
@@ -72,9 +72,9 @@ struct SoftmaxPolicy {
 
 struct AccumulationPolicy {
   AccumulatorModel model = AccumulatorModel::native;
-  int promote_keys = 128;     // O: partial products join FP32 every so many keys (0: never)
-  int promote_queries = 64;   // dK, dV
-  bool dq_f16 = false;        // dQ partials are added in FP16 with a power-of-two pre-scale
+  int promote_keys = 128;    // O: partial products join FP32 every so many keys (0: never)
+  int promote_queries = 64;  // dK, dV
+  bool dq_f16 = false;       // dQ partials are added in FP16 with a power-of-two pre-scale
   PreScale dq_prescale = PreScale::causal_row;
   friend bool operator==(const AccumulationPolicy&, const AccumulationPolicy&) = default;
 };

@@ -9,7 +9,7 @@ namespace flamia::numerics {
 
 enum class Accumulator : std::uint8_t { fp32, hopper13 };
 
-inline constexpr int kHopperGroup = 32;         // products per instruction
+inline constexpr int kHopperGroup = 32;  // products per instruction
 inline constexpr int kHopperFractionBits = 13;
 
 namespace detail {
@@ -66,7 +66,8 @@ FLAMIA_FN float hopper_dot(float c, const float* a, std::int64_t a_stride, const
   if (lead > kHopperFractionBits) magnitude = magnitude >> (lead - kHopperFractionBits) << (lead - kHopperFractionBits);
   const float value = static_cast<float>(magnitude);  // at most 14 significant bits: exact
   const int e = top - kHopperFractionBits;            // e + lead is in FP32's normal range for E4M3 operands and FP32 C
-  const float scaled = e >= -126 ? value * float_of(static_cast<std::uint32_t>(e + 127) << 23) : value * float_of(1u << 23) * float_of(static_cast<std::uint32_t>(e + 126 + 127) << 23);
+  const float scaled = e >= -126 ? value * float_of(static_cast<std::uint32_t>(e + 127) << 23)
+                                 : value * float_of(1u << 23) * float_of(static_cast<std::uint32_t>(e + 126 + 127) << 23);
   return sum < 0 ? -scaled : scaled;
 }
 

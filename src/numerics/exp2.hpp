@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // 2^x in FP32. The kind is a field of the recipe and the same in the forward and the backward pass: a backward pass with another
-// kind sees other probabilities than the forward pass used, and training diverges (system.md §5).
+// kind sees other probabilities than the forward pass used, and training diverges.
 //
 // Every kind: x <= -126 -> +0 (as the GPU's ex2.approx.ftz flushes), -inf -> 0, x >= 128 -> +inf, NaN -> NaN.
 #pragma once
@@ -18,9 +18,9 @@ FLAMIA_FN float exp2_split(float x, Polynomial polynomial) {
   const float clamped = x < -127.f ? -127.f : (x > 128.f ? 128.f : x);
   const float shifted = add(clamped, 12582912.f);  // 1.5 * 2^23: the low bits become round(x)
   const float n = add(shifted, -12582912.f);
-  const float p = polynomial(add(clamped, -n));    // in [0.7, 1.5]
+  const float p = polynomial(add(clamped, -n));  // in [0.7, 1.5]
   const std::uint32_t step = (bits_of(shifted) - 0x4b400000u) << 23;
-  float y = float_of(bits_of(p) + step);           // exponent added as an integer
+  float y = float_of(bits_of(p) + step);  // exponent added as an integer
   y = x <= -126.f ? 0.f : y;
   y = x >= 128.f ? infinity() : y;
   return is_nan(x) ? x : y;
@@ -46,7 +46,9 @@ FLAMIA_FN float exp2_reference(float x) {
 /// Greatest relative error of exp2_polynomial<Degree> for x >= -125, rounding included (asserted by the tests). Just above 2^-126 a
 /// polynomial that falls short of 1 lands on a subnormal and may be off by twice as much.
 template <int Degree>
-inline constexpr float kExp2PolynomialBound = Degree == 2 ? 1.73e-3f : Degree == 3 ? 7.49e-5f : 2.70e-6f;
+inline constexpr float kExp2PolynomialBound = Degree == 2   ? 1.73e-3f
+                                              : Degree == 3 ? 7.49e-5f
+                                                            : 2.70e-6f;
 
 /// Minimax polynomial in relative error on [-1/2, 1/2], Degree 2, 3 or 4, on the FP32 FMA pipe.
 template <int Degree>
@@ -81,12 +83,15 @@ FLAMIA_FN bool uses_polynomial(int key_in_tile, int sixteenths) { return key_in_
 /// 2^x by a recipe's kind; `sixteenths` is the share of a tile's keys that `polynomial` covers (the rest is `hardware`).
 FLAMIA_FN float exp2_of(Exp2Kind kind, int degree, int sixteenths, int key_in_tile, float x) {
   switch (kind) {
-    case Exp2Kind::mitchell: return exp2_mitchell(x);
-    case Exp2Kind::schraudolph: return exp2_schraudolph(x);
+    case Exp2Kind::mitchell:
+      return exp2_mitchell(x);
+    case Exp2Kind::schraudolph:
+      return exp2_schraudolph(x);
     case Exp2Kind::polynomial:
       if (!uses_polynomial(key_in_tile, sixteenths)) break;
       return degree == 2 ? exp2_polynomial<2>(x) : degree == 3 ? exp2_polynomial<3>(x) : exp2_polynomial<4>(x);
-    case Exp2Kind::hardware: break;
+    case Exp2Kind::hardware:
+      break;
   }
   return exp2_reference(x);
 }

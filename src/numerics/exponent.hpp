@@ -5,8 +5,8 @@
 
 namespace flamia::numerics {
 
-inline constexpr int kLeastExponent = -127;  // UE8M0 byte 0; the exponent of an all-zero group
-inline constexpr std::uint8_t kFlagged = 255; // UE8M0 NaN: the group holds NaN or infinity, all its codes are 0 (numerics.md §10)
+inline constexpr int kLeastExponent = -127;    // UE8M0 byte 0; the exponent of an all-zero group
+inline constexpr std::uint8_t kFlagged = 255;  // UE8M0 NaN: the group holds NaN or infinity, all its codes are 0 (numerics.md §10)
 
 /// Least e with amax <= qmax * 2^e, from the bits (the *ceil* rule): no element of the group can saturate.
 /// qmax = 1.m * 2^qexp is the format's largest value; E4M3 448 = 1.75 * 2^8. amax finite and >= 0; zero gives kLeastExponent.

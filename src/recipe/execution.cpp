@@ -69,9 +69,12 @@ std::vector<std::string> hopper_gaps(const Recipe& recipe) {
 
 std::vector<std::string> execution_gaps(const Recipe& recipe, plan::Architecture architecture) {
   switch (architecture) {
-    case plan::Architecture::cpu: return cpu_gaps(recipe);
-    case plan::Architecture::sm_90: return hopper_gaps(recipe);
-    case plan::Architecture::sm_100: return {"no kernel for it exists"};
+    case plan::Architecture::cpu:
+      return cpu_gaps(recipe);
+    case plan::Architecture::sm_90:
+      return hopper_gaps(recipe);
+    case plan::Architecture::sm_100:
+      return {"no kernel for it exists"};
   }
   return {};
 }

@@ -24,7 +24,8 @@ struct Guarantee {
   Reach d_q;        // later tokens -> dQ of earlier rows
   Reach look_back;  // earlier queries -> dK, dV of later keys
   bool documents_isolated = true;
-  bool sticky = false;  // K or V scales remember earlier tokens of the document, also those that have left a window (numerics.md §8)
+  bool sticky =
+      false;  // K or V scales remember earlier tokens of the document, also those that have left a window (numerics.md §8)
   std::vector<std::string> reasons;  // which operand, why
 
   /// "exact: no bit of O or dQ depends on a later token; documents are isolated"

@@ -170,7 +170,8 @@ class Lowerer {
     const bool cpu = execution_gaps(recipe_, plan::Architecture::cpu).empty();
     const std::string nearest = cpu ? name : find_named(name.substr(0, name.find(' ')))->instead;
     made_.not_executed = "recipe \"" + name + "\" is not executed on " + facts_.name + " by this version (" + reasons +
-                         "); the nearest that runs: \"" + nearest + "\"" + (facts_.id == plan::Architecture::cpu ? "" : " on the CPU");
+                         "); the nearest that runs: \"" + nearest + "\"" +
+                         (facts_.id == plan::Architecture::cpu ? "" : " on the CPU");
   }
 
   const Recipe& recipe_;

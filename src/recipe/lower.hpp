@@ -15,10 +15,10 @@ namespace flamia::recipe {
 
 /// Where the codes of Q, K, V, dO lie (src/kernels/cuda/sm90/layout.hpp gives the bytes).
 enum class Layout {
-  as_given,  // [tokens, heads, head_dim], read in either major order
-  rows,      // contiguous along channels: contracted over channels
+  as_given,       // [tokens, heads, head_dim], read in either major order
+  rows,           // contiguous along channels: contracted over channels
   transposed_pi,  // contiguous along tokens, 16 of them permuted by pi: the other operand (P, dS) is packed from accumulator registers
-  transposed,      // contiguous along tokens, in order
+  transposed,     // contiguous along tokens, in order
 };
 const char* name_of(Layout layout);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The named recipes, as one table of data (system.md §3, numerics.md §0).
+// The named recipes, as one table of data (docs/recipes.md).
 #pragma once
 #include <span>
 #include <string_view>

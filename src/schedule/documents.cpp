@@ -7,10 +7,8 @@ namespace flamia::schedule {
 
 Status Documents::create(std::span<const std::int32_t> cu_seqlens, std::int64_t tokens, Documents* documents) {
   const auto entry = [&](std::size_t b) { return "cu_seqlens[" + std::to_string(b) + "] = " + std::to_string(cu_seqlens[b]); };
-  if (cu_seqlens.empty())
-    return Status::invalid("cu_seqlens has no entries; it needs documents + 1 of them, the first 0");
-  if (cu_seqlens[0] != 0)
-    return Status::invalid(entry(0) + " but must be 0: the first document starts at the first token");
+  if (cu_seqlens.empty()) return Status::invalid("cu_seqlens has no entries; it needs documents + 1 of them, the first 0");
+  if (cu_seqlens[0] != 0) return Status::invalid(entry(0) + " but must be 0: the first document starts at the first token");
   Documents made;
   made.tokens_ = tokens;
   made.ranges_.reserve(cu_seqlens.size() - 1);
@@ -18,7 +16,8 @@ Status Documents::create(std::span<const std::int32_t> cu_seqlens, std::int64_t 
     if (cu_seqlens[b] < cu_seqlens[b - 1])
       return Status::invalid(entry(b) + " is less than " + entry(b - 1) + "; offsets must not decrease");
     if (cu_seqlens[b] > tokens)
-      return Status::invalid(entry(b) + " exceeds the " + std::to_string(tokens) + " tokens of q; documents must end inside the row");
+      return Status::invalid(entry(b) + " exceeds the " + std::to_string(tokens) +
+                             " tokens of q; documents must end inside the row");
     made.ranges_.push_back({cu_seqlens[b - 1], std::int64_t{cu_seqlens[b]} - cu_seqlens[b - 1]});
   }
   made.covered_ = cu_seqlens.back();

@@ -22,9 +22,9 @@ class Documents {
   static Documents single(std::int64_t tokens);
 
   std::span<const DocumentRange> ranges() const { return ranges_; }
-  std::int64_t tokens() const { return tokens_; }      // rows of the tensors
-  std::int64_t covered() const { return covered_; }    // tokens that belong to a document; the rest follow
-  std::int64_t blocks(std::int64_t block) const;       // sum over documents of ceil(length / block)
+  std::int64_t tokens() const { return tokens_; }    // rows of the tensors
+  std::int64_t covered() const { return covered_; }  // tokens that belong to a document; the rest follow
+  std::int64_t blocks(std::int64_t block) const;     // sum over documents of ceil(length / block)
 
  private:
   std::vector<DocumentRange> ranges_;

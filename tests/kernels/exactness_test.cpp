@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who can change whom (system.md §6). Exact means: no bit.
+// Who can change whom. Exact means: no bit.
 #include "kernels/attention_case.hpp"
 
 namespace flamia::test {

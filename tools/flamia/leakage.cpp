@@ -15,7 +15,7 @@ namespace {
 using schedule::DocumentRange;
 using schedule::MaskReach;
 
-constexpr std::int64_t kBlock = 32;  // a token block (system.md §2)
+constexpr std::int64_t kBlock = 32;  // a token block
 
 struct Span {  // tokens of the packed row
   std::int64_t begin, end;

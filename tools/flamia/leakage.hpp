@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a recipe lets through between tokens that the mask keeps apart (system.md §6): inputs that an output may not see are multiplied
+// What a recipe lets through between tokens that the mask keeps apart (docs/numerics.md, section 2): inputs that an output may not see are multiplied
 // by a factor, and the output is compared bit by bit with that of the untouched input.
 #pragma once
 #include <array>

@@ -2,8 +2,8 @@
 // Timing of the backward kernels on the project's workloads: 65,536 tokens, random codes. Burst = median of single launches after a pause;
 // sustained = launches back to back for about half a second, with the clock seen by a probe kernel at the end.
 #pragma once
-#include <cuda/ptx>
 #include <unistd.h>
+#include <cuda/ptx>
 
 #include <string>
 #include <tuple>

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Builds check, time and layout_speed into $1 (default ./build). Fails when ptxas serialises a product (C7510-C7514) or reports more spills
 # than allowed. Extra compiler flags: FLAGS, e.g. FLAGS=-DFLAMIA_WATCHDOG.
 set -e

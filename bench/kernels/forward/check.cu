@@ -31,7 +31,8 @@ void run(Problem& problem, const Options& options) {
 }
 
 /// Sampled rows (all rows of short documents, edges and random ones of long ones) against both references.
-void check(const char* name, const Shape& shape, Scales scales, int left, int right, const Data& data, const Options& options, double bar_recipe = 6e-3, double bar_exact = 4e-2) {
+void check(const char* name, const Shape& shape, Scales scales, int left, int right, const Data& data, const Options& options,
+           double bar_recipe = 6e-3, double bar_exact = 4e-2) {
   ForwardConfig config;
   config.head_dim = shape.head_dim;
   Problem problem(shape, scales, left, right, flamia::sm90::query_tile(config));
@@ -49,7 +50,10 @@ void check(const char* name, const Shape& shape, Scales scales, int left, int ri
     const int length = shape.lengths[i], wanted = options.quick ? 24 : 96;
     for (int k = 0; k < std::min(length, wanted); ++k) {
       state = mix(state + k + 1);
-      const int row = length <= wanted ? k : k < 8 ? k : k < 24 ? length - 1 - (k - 8) * 7 % length : static_cast<int>(state % length);
+      const int row = length <= wanted ? k
+                      : k < 8          ? k
+                      : k < 24         ? length - 1 - (k - 8) * 7 % length
+                                       : static_cast<int>(state % length);
       docs.push_back(i);
       rows.push_back(row);
     }
@@ -76,12 +80,16 @@ void check(const char* name, const Shape& shape, Scales scales, int left, int ri
     ee += e.exact_error, en += e.exact_norm, re += e.recipe_error, rn += e.recipe_norm, bias += e.bias, nans += e.nan_mismatch;
     if (e.recipe_norm > 0) worst = std::max(worst, std::sqrt(e.recipe_error / e.recipe_norm));
     m = std::max(m, e.reference);
-    if (e.reference > 1e-3) ++moved;  // the accumulator cuts bits off a score: a maximum on the 1/32 grid may land one step away
-    else lse += e.lse / all.size(), l += e.sum / all.size();
+    if (e.reference > 1e-3)
+      ++moved;  // the accumulator cuts bits off a score: a maximum on the 1/32 grid may land one step away
+    else
+      lse += e.lse / all.size(), l += e.sum / all.size();
   }
   const double exact = std::sqrt(ee / en), recipe = std::sqrt(re / rn);
-  std::printf("  %-44s exact %.2e recipe %.2e worst row %.2e lse %.1e l %.1e m off %lld/%zu (max %.2g) bias %+.1e nan %lld (of %lld) %s\n", name, exact, recipe, worst, lse, l, moved, all.size(), m,
-              bias / all.size() / shape.head_dim, nans, nan_rows, repeats ? "repeats" : "VARIES");
+  std::printf(
+      "  %-44s exact %.2e recipe %.2e worst row %.2e lse %.1e l %.1e m off %lld/%zu (max %.2g) bias %+.1e nan %lld (of %lld) %s\n",
+      name, exact, recipe, worst, lse, l, moved, all.size(), m, bias / all.size() / shape.head_dim, nans, nan_rows,
+      repeats ? "repeats" : "VARIES");
   expect(recipe < bar_recipe, "recipe error");
   expect(exact < bar_exact, "exact error");
   expect(nans == 0, "NaN pattern");
@@ -128,7 +136,8 @@ void recorded(const char* name, Scales scales, int left, int right, const Option
         double total = 0;
         for (int j = 0; j < keys; ++j) {
           const __half value = __half(__nv_cvt_fp8_to_halfraw(code[row * keys + j], __NV_E4M3));
-          total += static_cast<double>(__half2float(value)) * std::exp2(moment[row * (keys / 128) + j / 128] - final[row] - (options.tilesum ? 7 : 8));
+          total += static_cast<double>(__half2float(value)) *
+                   std::exp2(moment[row * (keys / 128) + j / 128] - final[row] - (options.tilesum ? 7 : 8));
         }
         worst = std::max(worst, std::fabs(total - sum[row]) / sum[row]);
       }
@@ -172,7 +181,8 @@ void exactness(const char* name, Scales scales, int from, int left, int right, i
       const std::int64_t token = i % problem.tokens;
       if ((token < 300 + guard || token >= 1000) && std::memcmp(&lse_before[i], &lse_after[i], 4) != 0) ++early;
     }
-    std::printf("  %-44s x%-6g earlier rows changed %lld, other documents %lld, later (control) %lld\n", name, factor, early, elsewhere, later);
+    std::printf("  %-44s x%-6g earlier rows changed %lld, other documents %lld, later (control) %lld\n", name, factor, early,
+                elsewhere, later);
     expect(early == 0 && elsewhere == 0 && later > 0, "exactness");
   }
 }
@@ -203,7 +213,10 @@ int main(int argc, char** argv) {
   recorded("token causal", Scales::token, -1, 0, options);
   recorded("block causal", Scales::block, -1, 0, options);
   recorded("block window 100, 30", Scales::block, 100, 30, options);
-  const struct { Scales scales; const char* name; } kinds[] = {{Scales::tensor, "tensor"}, {Scales::block, "block"}, {Scales::sticky_block, "sticky"}, {Scales::token, "token"}};
+  const struct {
+    Scales scales;
+    const char* name;
+  } kinds[] = {{Scales::tensor, "tensor"}, {Scales::block, "block"}, {Scales::sticky_block, "sticky"}, {Scales::token, "token"}};
   for (int d : {128, 64}) {
     for (const auto& kind : kinds) {
       const std::string n = std::string(kind.name) + " d" + std::to_string(d);
@@ -234,7 +247,8 @@ int main(int argc, char** argv) {
           data.poison_operand = operand;
           data.poison_document = 1;
           data.poison_position = position;
-          const std::string name = "poison " + std::to_string(operand) + " at " + std::to_string(position) + " by " + std::to_string(bad);
+          const std::string name =
+              "poison " + std::to_string(operand) + " at " + std::to_string(position) + " by " + std::to_string(bad);
           check((name + " token").c_str(), {{300, 700}, 4, 2, 128}, Scales::token, -1, 0, data, options);
           if (position == 200) check((name + " block").c_str(), {{300, 700}, 4, 2, 128}, Scales::block, -1, 0, data, options);
         }

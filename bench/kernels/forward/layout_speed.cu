@@ -43,18 +43,25 @@ __global__ void __launch_bounds__(384, 1) product(float* out, long long* cycles)
   __syncthreads();
   const long long start = clock64();
   for (int n = 0; n < kRounds; ++n) {
-    if constexpr (kMode <= scores_swizzled) ptx::fence_registers(d64); else ptx::fence_registers(d68);
+    if constexpr (kMode <= scores_swizzled)
+      ptx::fence_registers(d64);
+    else
+      ptx::fence_registers(d68);
     ptx::begin_products();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      if constexpr (kMode == scores_plain) ptx::product_64x128<true>(d64, ptx::descriptor(a_low + 16 * k, rows), ptx::descriptor(b_low + 16 * k, rows));
+      if constexpr (kMode == scores_plain)
+        ptx::product_64x128<true>(d64, ptx::descriptor(a_low + 16 * k, rows), ptx::descriptor(b_low + 16 * k, rows));
       if constexpr (kMode == scores_swizzled) ptx::product_64x128<true>(d64, a_swizzled + 2 * k, b_swizzled + 2 * k);
       if constexpr (kMode == output_plain) ptx::product_64x136<true>(d68, codes, ptx::descriptor(v_low + 272 * k, values));
       if constexpr (kMode == output_swizzled) ptx::product_64x136<true>(d68, codes, b_swizzled + 2 * k);
     }
     ptx::commit_products();
     ptx::wait_products<0>();
-    if constexpr (kMode <= scores_swizzled) ptx::fence_registers(d64); else ptx::fence_registers(d68);
+    if constexpr (kMode <= scores_swizzled)
+      ptx::fence_registers(d64);
+    else
+      ptx::fence_registers(d68);
   }
   __syncthreads();
   const long long stop = clock64();

@@ -24,13 +24,13 @@ using flamia::sm90::ForwardParams;
 using flamia::sm90::ScaleGroup;
 using flamia::sm90::WorkItem;
 
-#define CUDA_CHECK(call)                                                                                \
-  do {                                                                                                  \
-    const cudaError_t error_ = (call);                                                                  \
-    if (error_ != cudaSuccess) {                                                                        \
-      std::printf("CUDA error %s at %s:%d\n", cudaGetErrorString(error_), __FILE__, __LINE__);          \
-      std::exit(1);                                                                                     \
-    }                                                                                                   \
+#define CUDA_CHECK(call)                                                                       \
+  do {                                                                                         \
+    const cudaError_t error_ = (call);                                                         \
+    if (error_ != cudaSuccess) {                                                               \
+      std::printf("CUDA error %s at %s:%d\n", cudaGetErrorString(error_), __FILE__, __LINE__); \
+      std::exit(1);                                                                            \
+    }                                                                                          \
   } while (0)
 
 template <class T>
@@ -44,7 +44,9 @@ struct Buffer {
   Buffer& operator=(const Buffer&) = delete;
   ~Buffer() { cudaFree(data); }
   void fill(int byte) { CUDA_CHECK(cudaMemset(data, byte, count * sizeof(T))); }
-  void from(const std::vector<T>& host) { CUDA_CHECK(cudaMemcpy(data, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice)); }
+  void from(const std::vector<T>& host) {
+    CUDA_CHECK(cudaMemcpy(data, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
+  }
   std::vector<T> host() const {
     std::vector<T> values(count);
     CUDA_CHECK(cudaMemcpy(values.data(), data, count * sizeof(T), cudaMemcpyDeviceToHost));
@@ -52,20 +54,25 @@ struct Buffer {
   }
 };
 
-enum class Scales { tensor, block, sticky_block, token };  // fp8-tensor, mxfp8, mxfp8 with sticky K and V, mxfp8-exact (sticky K and V)
+enum class Scales {
+  tensor,
+  block,
+  sticky_block,
+  token
+};  // fp8-tensor, mxfp8, mxfp8 with sticky K and V, mxfp8-exact (sticky K and V)
 
 /// What the random tokens look like; all values pass through BF16.
 struct Data {
   std::uint64_t seed = 1;
   float query_gain = 1, value_mean = 0, value_gain = 1;
-  bool sink = false;             // the first key of a document attracts every query
-  bool uneven = false;           // token-dependent magnitudes, so that exponents differ
-  int amplify_from = -1;         // tokens of amplify_document at or after this position are multiplied by `amplify`
+  bool sink = false;      // the first key of a document attracts every query
+  bool uneven = false;    // token-dependent magnitudes, so that exponents differ
+  int amplify_from = -1;  // tokens of amplify_document at or after this position are multiplied by `amplify`
   int amplify_document = 0;
   float amplify = 1;
-  int poison_operand = -1;       // 0, 1, 2: one element of Q, K or V ...
+  int poison_operand = -1;  // 0, 1, 2: one element of Q, K or V ...
   int poison_document = 0, poison_position = 0, poison_channel = 5;
-  float poison = 0;              // ... becomes this (NaN, infinity)
+  float poison = 0;  // ... becomes this (NaN, infinity)
 };
 
 struct Shape {
@@ -86,11 +93,13 @@ __device__ inline float normal(std::uint64_t seed, std::uint64_t index) {
 
 /// The BF16 input element of operand 0 (Q), 1 (K) or 2 (V).
 __device__ inline float element(const Data& data, int operand, int document, int position, int head, int channel, int d) {
-  const std::uint64_t index = ((static_cast<std::uint64_t>(operand) * 4096 + document * 64ull + head) * 131072 + position) * d + channel;
+  const std::uint64_t index =
+      ((static_cast<std::uint64_t>(operand) * 4096 + document * 64ull + head) * 131072 + position) * d + channel;
   float x = normal(data.seed, index);
   if (operand == 0) x *= data.query_gain;
   if (operand == 2) x = x * data.value_gain + data.value_mean;
-  if (data.uneven) x *= exp2f(static_cast<float>(static_cast<int>(mix(data.seed + 31 * operand + position * 7ull + document) % 5) - 2));
+  if (data.uneven)
+    x *= exp2f(static_cast<float>(static_cast<int>(mix(data.seed + 31 * operand + position * 7ull + document) % 5) - 2));
   if (data.sink && channel == 3) x = operand == 0 ? 6.0f : operand == 1 && position == 0 ? 12.0f : x;
   if (data.amplify_from >= 0 && document == data.amplify_document && position >= data.amplify_from) x *= data.amplify;
   if (operand == data.poison_operand && document == data.poison_document && position == data.poison_position && head == 0 &&
@@ -194,15 +203,23 @@ struct Problem {
   Buffer<float> lse, reference, sum;
 
   Problem(const Shape& s, Scales scales_, int left, int right, int query_tile)
-      : shape(s), scales(scales_), window_left(left), window_right(right),
+      : shape(s),
+        scales(scales_),
+        window_left(left),
+        window_right(right),
         tokens(std::accumulate(s.lengths.begin(), s.lengths.end(), std::int64_t{0})),
-        slots(flamia::sm90::slot_capacity(tokens, s.lengths.size())), documents(make_documents(s)),
-        items(make_items(documents, left, right, query_tile)), document_table(documents.size()), item_table(items.size()),
+        slots(flamia::sm90::slot_capacity(tokens, s.lengths.size())),
+        documents(make_documents(s)),
+        items(make_items(documents, left, right, query_tile)),
+        document_table(documents.size()),
+        item_table(items.size()),
         codes{Buffer<std::uint8_t>(s.query_heads * slots * s.head_dim), Buffer<std::uint8_t>(s.key_heads * slots * s.head_dim),
               Buffer<std::uint8_t>(s.key_heads * slots * s.head_dim)},
         exponents{Buffer<std::uint8_t>(s.query_heads * slots), Buffer<std::uint8_t>(s.key_heads * slots),
                   Buffer<std::uint8_t>(s.key_heads * slots)},
-        output(tokens * s.query_heads * s.head_dim), lse(tokens * s.query_heads), reference(slots * s.query_heads),
+        output(tokens * s.query_heads * s.head_dim),
+        lse(tokens * s.query_heads),
+        reference(slots * s.query_heads),
         sum(slots * s.query_heads) {
     document_table.from(documents);
     item_table.from(items);

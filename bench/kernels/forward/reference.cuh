@@ -52,8 +52,8 @@ __global__ void check_rows(Inputs in, const int* document_of_row, const int* pos
   const int query_byte = p.query_exponents[head * p.slots + query_slot];
   const double shift = in.tilesum ? 7 : 8;
 
-  double exact_max = -1e300, exact_sum = 0, exact_out = 0;   // streaming softmax in double
-  double m = 0, l = 0, out = 0;                              // the recipe; tilesum: m is r
+  double exact_max = -1e300, exact_sum = 0, exact_out = 0;  // streaming softmax in double
+  double m = 0, l = 0, out = 0;                             // the recipe; tilesum: m is r
   bool first = true;
   for (int tile = high / 128; tile >= low / 128; --tile) {
     const int j = tile * 128 + t;
@@ -81,7 +81,8 @@ __global__ void check_rows(Inputs in, const int* document_of_row, const int* pos
     if (t < d) {
       for (int k = 0; k < 128; ++k) {
         if (weights[k] == 0) continue;
-        part += weights[k] * decode(p.value_codes[flamia::sm90::transposed_offset(p.slots, d, key_head, doc.slot_start + tile * 128 + k, t, flamia::sm90::TokenOrder::pi)]);
+        part += weights[k] * decode(p.value_codes[flamia::sm90::transposed_offset(
+                                 p.slots, d, key_head, doc.slot_start + tile * 128 + k, t, flamia::sm90::TokenOrder::pi)]);
       }
     }
     exact_out = exact_out * keep + part;
@@ -105,7 +106,10 @@ __global__ void check_rows(Inputs in, const int* document_of_row, const int* pos
         }
       }
     }
-    const double reach = block_reduce(j <= min(p.window_right < 0 ? doc.length - 1 : i + p.window_right, doc.length - 1) && value_byte != 255 ? value_byte - 127 : -127, true, scratch);
+    const double reach = block_reduce(
+        j <= min(p.window_right < 0 ? doc.length - 1 : i + p.window_right, doc.length - 1) && value_byte != 255 ? value_byte - 127
+                                                                                                                : -127,
+        true, scratch);
     const double correction = first ? 0 : exp2(m - m_new);  // NaN times 0 stays NaN: a flagged key may come first
     const double code = visible ? (flagged ? NAN : code_of(score + shift - m_new)) : 0;
     const double folded = visible ? (flagged ? NAN : code_of(score + shift + (value_byte - 127 - reach) - m_new)) : 0;
@@ -117,7 +121,8 @@ __global__ void check_rows(Inputs in, const int* document_of_row, const int* pos
     if (t < d) {
       for (int k = 0; k < 128; ++k) {
         if (plain[k] == 0) continue;
-        part += plain[k] * decode(p.value_codes[flamia::sm90::transposed_offset(p.slots, d, key_head, doc.slot_start + tile * 128 + k, t, flamia::sm90::TokenOrder::pi)]);
+        part += plain[k] * decode(p.value_codes[flamia::sm90::transposed_offset(
+                               p.slots, d, key_head, doc.slot_start + tile * 128 + k, t, flamia::sm90::TokenOrder::pi)]);
       }
     }
     out = out * correction + part * exp2(reach);
@@ -126,7 +131,8 @@ __global__ void check_rows(Inputs in, const int* document_of_row, const int* pos
     __syncthreads();
   }
   const std::int64_t token = doc.token_start + i;
-  const double got = t < d ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.output)[(token * p.query_heads + head) * d + t]) : 0;
+  const double got =
+      t < d ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.output)[(token * p.query_heads + head) * d + t]) : 0;
   const double exact = t < d ? exact_out / exact_sum : 0, recipe = t < d ? out * exp2(-shift) / l : 0;
   const bool want_nan = isnan(recipe), is_nan = isnan(got);
   const double de = want_nan && is_nan ? 0 : got - exact, dr = want_nan && is_nan ? 0 : got - recipe;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Times the Hopper forward kernel on the nine workloads. Usage: time [causal|full|both] [tilesum] [peaked] [d64] [burst]
 // [sustain MS] [group HEADS] [only WORKLOAD] [tensor|block|sticky|token]
-#include <cstring>
 #include <dlfcn.h>
+#include <cstring>
 #include <string>
 #include <thread>
 
@@ -50,8 +50,9 @@ std::vector<Workload> workloads() {
           {"2x32768", std::vector<int>(2, 32768)},
           {"256x256", std::vector<int>(256, 256)},
           {"8192+224x256", mixed},
-          {"manual_pages", {313,  1529, 13242, 756, 279, 4473, 1102, 1058, 717, 4303, 1228, 580, 18541, 290, 295, 555, 631, 354, 1057,
-                            1122, 659,  396,   737, 3798, 804, 993,  285,  364, 2257, 9905, 302, 4233, 535,  631, 1142, 2560, 992}},
+          {"manual_pages",
+           {313,  1529, 13242, 756, 279,  4473, 1102, 1058, 717, 4303, 1228, 580, 18541, 290, 295, 555,  631,  354, 1057,
+            1122, 659,  396,   737, 3798, 804,  993,  285,  364, 2257, 9905, 302, 4233,  535, 631, 1142, 2560, 992}},
           {"uniform_64_8192", {4689, 3643, 6960, 8176, 4173, 69, 7762, 4088, 5410, 4566, 2449, 4730, 200, 4995, 1848, 1778}}};
 }
 
@@ -61,8 +62,8 @@ double flops(const Workload& w, int heads, int d, bool causal) {
   return total;
 }
 
-void measure(const Workload& w, Scales scales, bool causal, const ForwardConfig& base, const Data& data, const char* scale_name, int d,
-             double sustain_ms, int heads_per_group) {
+void measure(const Workload& w, Scales scales, bool causal, const ForwardConfig& base, const Data& data, const char* scale_name,
+             int d, double sustain_ms, int heads_per_group) {
   static const Monitor monitor;
   const Shape shape{w.lengths, 16, 16, d};
   Problem problem(shape, scales, -1, causal ? 0 : -1, flamia::sm90::query_tile(base));
@@ -102,8 +103,9 @@ void measure(const Workload& w, Scales scales, bool causal, const ForwardConfig&
     CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
     sustained = ms / launches;
   }
-  std::printf("%-16s %-6s d%-3d %-6s burst %8.3f ms %7.1f TFLOP/s | sustained %7.1f TFLOP/s %4u MHz %3u W\n", w.name, causal ? "causal" : "full", d,
-              scale_name, burst, work / burst / 1e9, sustained > 0 ? work / sustained / 1e9 : 0.0, mhz, watts);
+  std::printf("%-16s %-6s d%-3d %-6s burst %8.3f ms %7.1f TFLOP/s | sustained %7.1f TFLOP/s %4u MHz %3u W\n", w.name,
+              causal ? "causal" : "full", d, scale_name, burst, work / burst / 1e9, sustained > 0 ? work / sustained / 1e9 : 0.0,
+              mhz, watts);
   std::fflush(stdout);
   cudaEventDestroy(begin);
   cudaEventDestroy(end);
@@ -137,7 +139,10 @@ int main(int argc, char** argv) {
   CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
   std::printf("%s, %s%s\n", properties.name, config.reference == flamia::sm90::RowReference::tilesum ? "tilesum" : "phase32",
               data.query_gain != 1 ? ", logits x 6" : "");
-  const struct { Scales scales; const char* name; } kinds[] = {{Scales::tensor, "tensor"}, {Scales::block, "block"}, {Scales::sticky_block, "sticky"}, {Scales::token, "token"}};
+  const struct {
+    Scales scales;
+    const char* name;
+  } kinds[] = {{Scales::tensor, "tensor"}, {Scales::block, "block"}, {Scales::sticky_block, "sticky"}, {Scales::token, "token"}};
   for (const Workload& w : workloads()) {
     if (!only.empty() && only != w.name) continue;
     for (const auto& k : kinds) {

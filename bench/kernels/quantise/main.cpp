@@ -276,8 +276,8 @@ int main(int argc, char** argv) try {
     clear.tensors[0] = {{b.rotated, DType::bf16, 0, 0}, kHeads};
     clear.head_dim = kDim;
     clear.tokens = r.shape.tokens;
-    row(w.name, "clear with nothing to do", time_ms([&] { ok(schedule::gpu::launch_clear_uncovered(clear, r.view.totals, nullptr)); }),
-        0);
+    row(w.name, "clear with nothing to do",
+        time_ms([&] { ok(schedule::gpu::launch_clear_uncovered(clear, r.view.totals, nullptr)); }), 0);
   }
   ok(cudaDeviceSynchronize());
   return 0;

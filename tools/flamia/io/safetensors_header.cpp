@@ -150,7 +150,8 @@ class HeaderReader : public nlohmann::json_sax<Json> {
 /// The tensor's size by dtype and shape, or what is wrong with them.
 std::string size_of_tensor(const TensorInfo& tensor, std::uint64_t* bytes) {
   const unsigned bits = bits_of_dtype(tensor.dtype);
-  if (bits == 0) return "dtype " + printable(tensor.dtype) + " is not known; F32, F16, BF16, F8_E4M3, F8_E8M0, I8, U8, I32, ... are";
+  if (bits == 0)
+    return "dtype " + printable(tensor.dtype) + " is not known; F32, F16, BF16, F8_E4M3, F8_E8M0, I8, U8, I32, ... are";
   std::uint64_t total = bits;
   // a product of 0 may hide a factor that overflows nothing: zero dimensions are looked at first
   if (std::find(tensor.shape.begin(), tensor.shape.end(), 0u) != tensor.shape.end()) total = 0;

@@ -22,19 +22,18 @@ __device__ __forceinline__ void fence_before_async_use() {
   cuda::ptx::fence_proxy_async(cuda::ptx::space_shared);
 }
 
-__device__ __forceinline__ void barrier_arrive(Barrier* barrier) {
-  static_cast<void>(cuda::ptx::mbarrier_arrive(barrier));
-}
+__device__ __forceinline__ void barrier_arrive(Barrier* barrier) { static_cast<void>(cuda::ptx::mbarrier_arrive(barrier)); }
 
 /// The same for `arrivals` arrivals at once.
 __device__ __forceinline__ void barrier_arrive_many(Barrier* barrier, std::uint32_t arrivals) {
-  static_cast<void>(cuda::ptx::mbarrier_arrive(cuda::ptx::sem_release, cuda::ptx::scope_cta, cuda::ptx::space_shared, barrier, arrivals));
+  static_cast<void>(
+      cuda::ptx::mbarrier_arrive(cuda::ptx::sem_release, cuda::ptx::scope_cta, cuda::ptx::space_shared, barrier, arrivals));
 }
 
 /// Arrives and announces `bytes` that bulk copies will still add.
 __device__ __forceinline__ void barrier_arrive_expect(Barrier* barrier, std::uint32_t bytes) {
-  static_cast<void>(cuda::ptx::mbarrier_arrive_expect_tx(cuda::ptx::sem_release, cuda::ptx::scope_cta,
-                                                         cuda::ptx::space_shared, barrier, bytes));
+  static_cast<void>(
+      cuda::ptx::mbarrier_arrive_expect_tx(cuda::ptx::sem_release, cuda::ptx::scope_cta, cuda::ptx::space_shared, barrier, bytes));
 }
 
 /// Waits until the phase of this parity has completed.

@@ -57,7 +57,8 @@ __device__ __forceinline__ void leave_together(const Consumer<Config>& self) {
 /// A row's state before its first tile. The queries have landed.
 template <class Config>
 __device__ __forceinline__ void begin_rows(RowState<Config>& state, Storage<Config>& storage, const Consumer<Config>& self) {
-  const float* const scale = storage.query_scale[self.query.slot] + Config::kRowsPerConsumer * self.index + 16 * self.warp + self.lane / 4;
+  const float* const scale =
+      storage.query_scale[self.query.slot] + Config::kRowsPerConsumer * self.index + 16 * self.warp + self.lane / 4;
   storage.row_scale[128 * self.index + self.thread] = {scale[0], scale[8]};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -77,7 +78,8 @@ __device__ __forceinline__ int value_unit(const TileExponents<Config::kScaleEntr
 
 /// Greatest value exponent that a row may know of a mixed tile.
 template <class Config>
-__device__ __forceinline__ int row_reach(const TileExponents<Config::kScaleEntries>& tile, const Item& item, int half, int first_key) {
+__device__ __forceinline__ int row_reach(const TileExponents<Config::kScaleEntries>& tile, const Item& item, int half,
+                                         int first_key) {
   const int last = clamp(item.window.last_key(item.position(half), item.length) - first_key, 0, kKeyTile - 1);
   return tile.reach[Config::kScaleGroup == ScaleGroup::block ? last / kBlock : last];
 }
@@ -93,7 +95,8 @@ struct TileKind {
 /// S of one tile with the row's mask. Everything that does not need the scores happens while they are being multiplied.
 template <class Config>
 __device__ __forceinline__ TileKind<Config> masked_scores(float (&scores)[Config::kScores], Storage<Config>& storage,
-                                                          const Consumer<Config>& self, const Item& item, int first_key, int& unit) {
+                                                          const Consumer<Config>& self, const Item& item, int first_key,
+                                                          int& unit) {
   const std::uint32_t slot = self.stage.slot;
   const TileExponents<Config::kScaleEntries>& exponents = storage.exponents[slot];
   issue_scores<Config>(scores, item.query, ptx::descriptor_low(storage.key[slot], QueryOperand<Config>::kLayout));
@@ -112,8 +115,10 @@ __device__ __forceinline__ TileKind<Config> masked_scores(float (&scores)[Config
   ptx::fence_registers(scores);
   if (special) {
     if (header.x != 0) {
-      if constexpr (Config::kScaleGroup == ScaleGroup::block) flag_blocks<Config>(scores, kind.factors, exponents);
-      else apply_key_factors<Config>(scores, exponents, self.lane);
+      if constexpr (Config::kScaleGroup == ScaleGroup::block)
+        flag_blocks<Config>(scores, kind.factors, exponents);
+      else
+        apply_key_factors<Config>(scores, exponents, self.lane);
     }
     if (right_edge) mask_after<Config>(scores, item, first_key, self.lane);
     if (left_edge) mask_before<Config>(scores, item, first_key, self.lane);
@@ -126,7 +131,8 @@ __device__ __forceinline__ TileKind<Config> masked_scores(float (&scores)[Config
 template <class Config>
 __device__ __forceinline__ void tile_codes(std::uint32_t (&codes)[kCodeWords], Storage<Config>& storage, std::uint32_t slot,
                                            const float (&scores)[Config::kScores], const TileKind<Config>& kind,
-                                           const RowState<Config>& state, std::uint32_t value, const Item& item, int first_key, int unit) {
+                                           const RowState<Config>& state, std::uint32_t value, const Item& item, int first_key,
+                                           int unit) {
   constexpr float shift = kCodeShift<Config::kReference>;
   const float bias[2] = {shift - state.reference[0], shift - state.reference[1]};
   if (!kind.scaled_values) {
@@ -139,14 +145,16 @@ __device__ __forceinline__ void tile_codes(std::uint32_t (&codes)[kCodeWords], S
     const TileExponents<Config::kScaleEntries>& exponents = storage.exponents[slot];
     reach = {row_reach<Config>(exponents, item, 0, first_key), row_reach<Config>(exponents, item, 1, first_key)};
     float sums[4];
-    make_folded_codes<Config>(codes, sums, value, scores, kind.factors, bias, state, item, first_key, exponents, reach, thread % 32);
+    make_folded_codes<Config>(codes, sums, value, scores, kind.factors, bias, state, item, first_key, exponents, reach,
+                              thread % 32);
     ptx::wait_products<0>();
     ptx::fence_registers(sums);
     storage.mixed_sums[thread] = {sums[0], sums[2]};
   } else {
     make_codes<Config>(codes, scores, kind.factors, bias, state, item, first_key);
   }
-  storage.value_scale[thread] = {power_of_two(clamp(reach.of(0) - unit, -126, 127)), power_of_two(clamp(reach.of(1) - unit, -126, 127))};
+  storage.value_scale[thread] = {power_of_two(clamp(reach.of(0) - unit, -126, 127)),
+                                 power_of_two(clamp(reach.of(1) - unit, -126, 127))};
 }
 
 /// Before the codes: moves the references that must move. `again`: some row of the warpgroup was rejected, the tile is done once more.
@@ -170,8 +178,8 @@ __device__ __forceinline__ void update_references(RowState<Config>& state, const
 
 /// One key tile: S, softmax with the row reference, PV, promotion. With the tile-sum reference a rejected tile is done once more.
 template <class Config>
-__device__ __forceinline__ void attend_tile(Storage<Config>& storage, Consumer<Config>& self, RowState<Config>& state, const Item& item,
-                                            int tile, int& unit, int& watched) {
+__device__ __forceinline__ void attend_tile(Storage<Config>& storage, Consumer<Config>& self, RowState<Config>& state,
+                                            const Item& item, int tile, int& unit, int& watched) {
   const std::uint32_t slot = self.stage.slot;
   const int first_key = tile * kKeyTile;
   const std::uint32_t value = ptx::descriptor_low(storage.value[slot], ValueOperand<Config>::kLayout);
@@ -222,7 +230,8 @@ __device__ __forceinline__ void attend_tile(Storage<Config>& storage, Consumer<C
 
 /// All key tiles of one work item for this warpgroup's 64 queries, from the highest down.
 template <class Config>
-__device__ __forceinline__ void attend(const ForwardParams& params, Storage<Config>& storage, Consumer<Config>& self, const Work& work) {
+__device__ __forceinline__ void attend(const ForwardParams& params, Storage<Config>& storage, Consumer<Config>& self,
+                                       const Work& work) {
   const Window window{params.window_left, params.window_right};
   const int first_query = work.first + Config::kRowsPerConsumer * self.index;
   const TileRange all = tile_range(window, work.first, Config::kQueryTile, work.length);
@@ -240,8 +249,12 @@ __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Conf
   }
 
   const std::uint8_t* const queries = storage.query[self.query.slot] + self.index * Config::kRowsPerConsumer * Config::kHeadDim;
-  const Item item{ptx::descriptor_low(queries, QueryOperand<Config>::kLayout), first_query, work.length, window,
-                  &params, work.head * params.slots + work.slot_start};
+  const Item item{ptx::descriptor_low(queries, QueryOperand<Config>::kLayout),
+                  first_query,
+                  work.length,
+                  window,
+                  &params,
+                  work.head * params.slots + work.slot_start};
   int unit = kNoUnit;
   int watched = 0;
 

@@ -59,7 +59,8 @@ __device__ __forceinline__ void store_rows(const ForwardParams& params, const Wo
       if (params.row_reference != nullptr) params.row_reference[slot] = state.reference[half];
       if (params.row_sum != nullptr) params.row_sum[slot] = sum;
     }
-    auto* const output = static_cast<std::uint32_t*>(params.output) + (token * params.query_heads + work.head) * (Config::kHeadDim / 2);
+    auto* const output =
+        static_cast<std::uint32_t*>(params.output) + (token * params.query_heads + work.head) * (Config::kHeadDim / 2);
 #pragma unroll
     for (int block = 0; block < Config::kHeadDim / 32; ++block) {  // 32 channels: four groups of eight
       std::uint32_t word[4];

@@ -9,7 +9,7 @@
 namespace flamia::sm90::forward {
 
 inline constexpr int kExponentBias = 127;
-inline constexpr int kFlaggedByte = 255;   // the token holds NaN or infinity; its codes are 0
+inline constexpr int kFlaggedByte = 255;  // the token holds NaN or infinity; its codes are 0
 inline constexpr float kNaN = __builtin_nanf("");
 inline constexpr unsigned kFullWarp = 0xFFFFFFFFu;
 
@@ -72,7 +72,8 @@ __device__ __forceinline__ int greatest_exponent(std::uint32_t word) {
 
 /// Writes the exponents of one tile; all lanes of the copy warp take part.
 template <class Config>
-__device__ __forceinline__ void store_exponents(TileExponents<Config::kScaleEntries>& tile, ExponentWords words, int valid_keys, int lane) {
+__device__ __forceinline__ void store_exponents(TileExponents<Config::kScaleEntries>& tile, ExponentWords words, int valid_keys,
+                                                int lane) {
   const std::uint32_t first_key = __shfl_sync(kFullWarp, words.key & 255, 0);
   const std::uint32_t first_value = __shfl_sync(kFullWarp, words.value & 255, 0);
   words.key = blank_beyond(words.key, first_key, valid_keys, lane);

@@ -53,7 +53,8 @@ __device__ __forceinline__ void prepare(Storage<Config>& storage) {
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1) forward_kernel(const __grid_constant__ ForwardParams params) {
   extern __shared__ std::uint8_t shared_memory[];
-  auto& storage = *reinterpret_cast<Storage<Config>*>(shared_memory + ((0u - static_cast<std::uint32_t>(__cvta_generic_to_shared(shared_memory))) & 127u));
+  auto& storage = *reinterpret_cast<Storage<Config>*>(
+      shared_memory + ((0u - static_cast<std::uint32_t>(__cvta_generic_to_shared(shared_memory))) & 127u));
   const int warpgroup = __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / 128, 0);
   prepare<Config>(storage);
   if (warpgroup == 0) {

@@ -15,7 +15,8 @@ cudaError_t launch(const ForwardParams& params, cudaStream_t stream) {
   static_assert(shared_bytes <= 227 * 1024, "a block may use 227 KiB of shared memory");
   int device = 0, multiprocessors = 0;
   if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  if (const cudaError_t error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device); error != cudaSuccess) {
+  if (const cudaError_t error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+      error != cudaSuccess) {
     return error;
   }
   if (const cudaError_t error =

@@ -67,7 +67,8 @@ __device__ __forceinline__ void copy_queries(const ForwardParams& params, Storag
   const std::uint32_t slot = state.query.slot;
   ptx::barrier_wait_patiently(&storage.query_free[slot], state.query.parity ^ 1, kCopyNap);
   if (lane == 0) {
-    ptx::bulk_copy(storage.query[slot], params.query_codes + row * Config::kHeadDim, Config::kQueryBytes, &storage.query_ready[slot]);
+    ptx::bulk_copy(storage.query[slot], params.query_codes + row * Config::kHeadDim, Config::kQueryBytes,
+                   &storage.query_ready[slot]);
   }
 #pragma unroll
   for (int i = 0; i < per_lane; ++i) storage.query_scale[slot][32 * i + lane] = query_scale(params.softmax_scale, exponents[i]);

@@ -19,8 +19,7 @@ __device__ __forceinline__ float next_phase32_reference(float reference, float m
 template <class Config>
 __device__ __forceinline__ void raise_reference(RowState<Config>& state, const float (&scores)[Config::kScores],
                                                 const ScoreFactors<Config>& factors) {
-  const float maximum[2] = {thread_maximum<Config>(scores, factors, 0),
-                            thread_maximum<Config>(scores, factors, 1)};
+  const float maximum[2] = {thread_maximum<Config>(scores, factors, 0), thread_maximum<Config>(scores, factors, 1)};
   if (!__any_sync(kFullWarp, maximum[0] > state.reference[0] || maximum[1] > state.reference[1])) return;
   float next[2];
 #pragma unroll

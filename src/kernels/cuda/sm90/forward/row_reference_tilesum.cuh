@@ -10,11 +10,11 @@
 
 namespace flamia::sm90::forward {
 
-inline constexpr float kRejectedSum = 440.0f;   // a saturated code alone is 448
-inline constexpr float kSuspectSum = 432.0f;    // sums from the tensor core may fall short by less than 4.2
-inline constexpr float kSaturates = 8.7549f;    // log2 432: at this argument and above a code is 448, so rejection is certain
-inline constexpr float kNearly = 7.5f;          // from here on the sum may well reach 440: better look before PV than do the tile again
-inline constexpr int kWatchedTiles = 8;         // after a rejection, tiles whose maximum is looked at before PV
+inline constexpr float kRejectedSum = 440.0f;  // a saturated code alone is 448
+inline constexpr float kSuspectSum = 432.0f;   // sums from the tensor core may fall short by less than 4.2
+inline constexpr float kSaturates = 8.7549f;   // log2 432: at this argument and above a code is 448, so rejection is certain
+inline constexpr float kNearly = 7.5f;   // from here on the sum may well reach 440: better look before PV than do the tile again
+inline constexpr int kWatchedTiles = 8;  // after a rejection, tiles whose maximum is looked at before PV
 
 /// Exact sum over one row of E4M3(exp2(logit + bias)): FP32 holds every sum of 128 codes exactly, in any order. A row that sees a NaN has
 /// NaN for a result whatever its reference, so NaN need not be skipped.
@@ -55,7 +55,8 @@ struct Grid {
   float x, grid, z;
 };
 template <class Config>
-__device__ __forceinline__ Grid row_grid(const float (&scores)[Config::kScores], const ScoreFactors<Config>& factors, float x, int half) {
+__device__ __forceinline__ Grid row_grid(const float (&scores)[Config::kScores], const ScoreFactors<Config>& factors, float x,
+                                         int half) {
   const float grid = fabsf(x) >= kOffGrid ? x : __fmul_rn(ceilf(__fmul_rn(x, 32.0f)), 1.0f / 32.0f);
   const float sum = exact_sum<Config>(scores, factors, half, 8.0f - grid);
   return {x, grid, fmaxf(0.0f, __fadd_rn(ceil_log2(sum), -8.0f))};
@@ -113,7 +114,8 @@ __device__ __forceinline__ void row_maxima(float (&maximum)[2], const float (&sc
 /// Whether some row of the warp is, or may well be, about to be rejected.
 template <class Config>
 __device__ __forceinline__ bool nearly_rejected(const RowState<Config>& state, const float (&maximum)[2]) {
-  return __any_sync(kFullWarp, maximum[0] - state.reference[0] >= kNearly - 7.0f || maximum[1] - state.reference[1] >= kNearly - 7.0f);
+  return __any_sync(kFullWarp,
+                    maximum[0] - state.reference[0] >= kNearly - 7.0f || maximum[1] - state.reference[1] >= kNearly - 7.0f);
 }
 
 }  // namespace flamia::sm90::forward

@@ -19,13 +19,13 @@ struct Work {
 /// value exponent, and no token is flagged; then the first four words say everything and `mixed` entries need not be read.
 template <int kEntries>
 struct alignas(16) TileExponents {
-  std::int32_t mixed_keys;        // tokens: key_factor does not hold for every key; token-blocks: some block is flagged
-  std::int32_t mixed_values;      // 0: value_exponent holds for every value
-  float key_factor;               // 2^exponent of the first key
-  std::int32_t value_exponent;    // the greatest of the tile
-  float key_factors[kEntries];    // 2^exponent; NaN for a flagged key or value. Always written for token-blocks
-  std::int32_t value[kEntries];   // value exponents
-  std::int32_t reach[kEntries];   // their prefix maximum: what a row may know that sees the tile up to here
+  std::int32_t mixed_keys;       // tokens: key_factor does not hold for every key; token-blocks: some block is flagged
+  std::int32_t mixed_values;     // 0: value_exponent holds for every value
+  float key_factor;              // 2^exponent of the first key
+  std::int32_t value_exponent;   // the greatest of the tile
+  float key_factors[kEntries];   // 2^exponent; NaN for a flagged key or value. Always written for token-blocks
+  std::int32_t value[kEntries];  // value exponents
+  std::int32_t reach[kEntries];  // their prefix maximum: what a row may know that sees the tile up to here
 };
 
 template <class Config>
@@ -34,7 +34,8 @@ struct Storage {
   alignas(128) std::uint8_t key[Config::kStages][Config::kKeyBytes];
   alignas(128) std::uint8_t value[Config::kStages][Config::kValueBytes];
   TileExponents<Config::kScaleEntries> exponents[Config::kStages];
-  float query_scale[Config::kQueryBuffers][Config::kQueryTile];  // softmax scale * log2 e * 2^(query exponent); NaN for a flagged query
+  float query_scale[Config::kQueryBuffers]
+                   [Config::kQueryTile];  // softmax scale * log2 e * 2^(query exponent); NaN for a flagged query
   alignas(16) Work work[Config::kWorkSlots];
 
   // A consumer thread's own, parked while products need the registers; for its two rows.
@@ -42,8 +43,8 @@ struct Storage {
   float2 mixed_sums[128 * Config::kConsumers];   // row sums of a mixed tile
   float2 value_scale[128 * Config::kConsumers];  // 2^(value exponent - unit) of a tile whose value exponent is not the unit
 
-  std::uint64_t work_ready[Config::kWorkSlots];     // scheduler -> copy warp and consumers
-  std::uint64_t work_taken[Config::kWorkSlots];     // ... -> scheduler
+  std::uint64_t work_ready[Config::kWorkSlots];      // scheduler -> copy warp and consumers
+  std::uint64_t work_taken[Config::kWorkSlots];      // ... -> scheduler
   std::uint64_t query_ready[Config::kQueryBuffers];  // copy engine and copy warp (scales) -> consumers
   std::uint64_t query_free[Config::kQueryBuffers];   // consumers -> copy warp
   std::uint64_t key_ready[Config::kStages];          // copy engine and copy warp (exponents) -> consumers
@@ -68,9 +69,16 @@ struct Ring {
 
 template <class Config>
 constexpr Dimensions dimensions() {
-  return {Config::kHeadDim,  Config::kQueryTile,     kKeyTile,          Config::kStages,
-          Config::kQueryBuffers, Config::kConsumers, Config::kThreads, Config::kConsumerRegisters,
-          Config::kLoaderRegisters, static_cast<int>(sizeof(Storage<Config>))};
+  return {Config::kHeadDim,
+          Config::kQueryTile,
+          kKeyTile,
+          Config::kStages,
+          Config::kQueryBuffers,
+          Config::kConsumers,
+          Config::kThreads,
+          Config::kConsumerRegisters,
+          Config::kLoaderRegisters,
+          static_cast<int>(sizeof(Storage<Config>))};
 }
 
 }  // namespace flamia::sm90::forward

@@ -47,7 +47,9 @@ struct RowPair {
   std::int32_t packed;
 
   __device__ __forceinline__ RowPair(int first, int second) : packed((first & 0xFFFF) | second << 16) {}
-  __device__ __forceinline__ int of(int half) const { return half == 0 ? static_cast<std::int16_t>(packed & 0xFFFF) : packed >> 16; }
+  __device__ __forceinline__ int of(int half) const {
+    return half == 0 ? static_cast<std::int16_t>(packed & 0xFFFF) : packed >> 16;
+  }
 };
 
 /// A row has no reference before its first visible key; a finite stand-in keeps infinity minus infinity out of the arithmetic.
@@ -110,8 +112,8 @@ __device__ __forceinline__ ScoreFactors<Config> score_factors(const TileExponent
 
 /// Per-token exponents in a mixed tile; NaN for a flagged token.
 template <class Config>
-__device__ __forceinline__ void apply_key_factors(float (&scores)[Config::kScores], const TileExponents<Config::kScaleEntries>& tile,
-                                                  int lane) {
+__device__ __forceinline__ void apply_key_factors(float (&scores)[Config::kScores],
+                                                  const TileExponents<Config::kScaleEntries>& tile, int lane) {
 #pragma unroll
   for (int j = 0; j < kKeyTile / 8; ++j) {
     const float2 factor = *reinterpret_cast<const float2*>(&tile.key_factors[8 * j + 2 * (lane % 4)]);
@@ -158,7 +160,8 @@ __device__ __forceinline__ void mask_before(float (&scores)[Config::kScores], co
 
 /// Greatest logit among a thread's 32 keys of one row; NaN is skipped. (Rounding is monotone: the greatest score gives it.)
 template <class Config>
-__device__ __forceinline__ float thread_maximum(const float (&scores)[Config::kScores], const ScoreFactors<Config>& factors, int half) {
+__device__ __forceinline__ float thread_maximum(const float (&scores)[Config::kScores], const ScoreFactors<Config>& factors,
+                                                int half) {
   constexpr int per_block = Config::kScores / ScoreFactors<Config>::kBlocks;
   float greatest = kMinusInfinity;
 #pragma unroll

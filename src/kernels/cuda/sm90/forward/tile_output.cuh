@@ -17,15 +17,16 @@ __device__ __forceinline__ float4 exponentials(const float (&scores)[Config::kSc
                                                const float (&bias)[2], int w) {
   const int s = first_score_of_word(w), half = half_of_word(w);
   const float scale = factors.of_score(half, s);
-  return {ptx::exp2_approximate(__fmaf_rn(scores[s], scale, bias[half])), ptx::exp2_approximate(__fmaf_rn(scores[s + 1], scale, bias[half])),
+  return {ptx::exp2_approximate(__fmaf_rn(scores[s], scale, bias[half])),
+          ptx::exp2_approximate(__fmaf_rn(scores[s + 1], scale, bias[half])),
           ptx::exp2_approximate(__fmaf_rn(scores[s + 4], scale, bias[half])),
           ptx::exp2_approximate(__fmaf_rn(scores[s + 5], scale, bias[half]))};
 }
 
 /// Test mode: a thread's unfolded codes of the visible pairs, and the reference they were made with.
 template <class Config>
-__device__ __forceinline__ void record_codes(const std::uint32_t (&codes)[kCodeWords], const RowState<Config>& state, const Item& item,
-                                             int first_key) {
+__device__ __forceinline__ void record_codes(const std::uint32_t (&codes)[kCodeWords], const RowState<Config>& state,
+                                             const Item& item, int first_key) {
   const ForwardParams& params = *item.params;
   const int c = ptx::thread_index() % 4;
 #pragma unroll
@@ -47,8 +48,8 @@ __device__ __forceinline__ void record_codes(const std::uint32_t (&codes)[kCodeW
 /// Codes in a tile with one value exponent.
 template <class Config>
 __device__ __forceinline__ void make_codes(std::uint32_t (&codes)[kCodeWords], const float (&scores)[Config::kScores],
-                                           const ScoreFactors<Config>& factors, const float (&bias)[2], const RowState<Config>& state,
-                                           const Item& item, int first_key) {
+                                           const ScoreFactors<Config>& factors, const float (&bias)[2],
+                                           const RowState<Config>& state, const Item& item, int first_key) {
 #pragma unroll
   for (int w = 0; w < kCodeWords; ++w) {
     const float4 p = exponentials<Config>(scores, factors, bias, w);
@@ -59,12 +60,16 @@ __device__ __forceinline__ void make_codes(std::uint32_t (&codes)[kCodeWords], c
 
 /// Row sums of 32 keys' codes against the columns of ones, with the very numbers that issue_output would give; asynchronous.
 template <class Config>
-__device__ __forceinline__ void issue_sums(float (&sums)[4], const std::uint32_t (&codes)[kCodeWords], std::uint32_t value, int step) {
+__device__ __forceinline__ void issue_sums(float (&sums)[4], const std::uint32_t (&codes)[kCodeWords], std::uint32_t value,
+                                           int step) {
   constexpr auto layout = ValueOperand<Config>::kLayout;
-  const std::uint64_t ones = ptx::descriptor(value + (Config::kValueGroupBytes >> 4) + step * (2 * Config::kValueGroupStride >> 4), layout);
+  const std::uint64_t ones =
+      ptx::descriptor(value + (Config::kValueGroupBytes >> 4) + step * (2 * Config::kValueGroupStride >> 4), layout);
   ptx::begin_products();
-  if (step == 0) ptx::product_64x8<false>(sums, codes + 4 * step, ones);
-  else ptx::product_64x8<true>(sums, codes + 4 * step, ones);
+  if (step == 0)
+    ptx::product_64x8<false>(sums, codes + 4 * step, ones);
+  else
+    ptx::product_64x8<true>(sums, codes + 4 * step, ones);
   ptx::commit_products();
 }
 
@@ -78,8 +83,8 @@ struct FoldFactors {
   float of[2][2][2];
 };
 template <class Config>
-__device__ __forceinline__ FoldFactors fold_factors(const TileExponents<Config::kScaleEntries>& tile, RowPair reach, int first_group,
-                                                    int lane) {
+__device__ __forceinline__ FoldFactors fold_factors(const TileExponents<Config::kScaleEntries>& tile, RowPair reach,
+                                                    int first_group, int lane) {
   FoldFactors factors;
 #pragma unroll
   for (int group = 0; group < 2; ++group) {
@@ -138,11 +143,15 @@ __device__ __forceinline__ void issue_output(float (&partial)[Config::kPartials]
   for (int k = 0; k < kKeyTile / 32; ++k) {
     const std::uint64_t operand = ptx::descriptor(value + k * step, layout);
     if constexpr (Config::kHeadDim == 128) {
-      if (k == 0) ptx::product_64x136<false>(partial, codes + 4 * k, operand);
-      else ptx::product_64x136<true>(partial, codes + 4 * k, operand);
+      if (k == 0)
+        ptx::product_64x136<false>(partial, codes + 4 * k, operand);
+      else
+        ptx::product_64x136<true>(partial, codes + 4 * k, operand);
     } else {
-      if (k == 0) ptx::product_64x72<false>(partial, codes + 4 * k, operand);
-      else ptx::product_64x72<true>(partial, codes + 4 * k, operand);
+      if (k == 0)
+        ptx::product_64x72<false>(partial, codes + 4 * k, operand);
+      else
+        ptx::product_64x72<true>(partial, codes + 4 * k, operand);
     }
   }
   ptx::commit_products();

@@ -34,7 +34,8 @@ FLAMIA_LAYOUT_FN TileRange tile_range(Window window, int first_query, int count,
 struct Ticket {
   int item, head;
 };
-FLAMIA_LAYOUT_FN Ticket decode_ticket(std::uint32_t ticket, std::uint32_t items, std::uint32_t heads, std::uint32_t heads_per_group) {
+FLAMIA_LAYOUT_FN Ticket decode_ticket(std::uint32_t ticket, std::uint32_t items, std::uint32_t heads,
+                                      std::uint32_t heads_per_group) {
   const std::uint32_t group = ticket / (items * heads_per_group);
   const std::uint32_t first_head = group * heads_per_group;
   const std::uint32_t in_group = first_head + heads_per_group <= heads ? heads_per_group : heads - first_head;
