@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <string>
 
 #include "api/check.hpp"
 
 namespace flamia::api {
 namespace {
+
+std::string text_of(float x) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", static_cast<double>(x));
+  return text;
+}
 
 // Largest tensor: 2^58 bytes, so that sums of several of them, and what a backend adds, stay inside 64 bits.
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 58;
@@ -53,7 +60,7 @@ Status check_problem(const Problem& problem, const PlanOptions& options) {
   if (Status s = check_mask(problem.mask); !s.ok()) return s;
   if (!std::isfinite(problem.scale) || (problem.scale != 0.f && !(problem.scale >= kLeastScale && problem.scale <= kMostScale)))
     return Status::invalid(
-        "scale = " + std::to_string(problem.scale) +
+        "scale = " + text_of(problem.scale) +
         " but must be 0 (for 1 / sqrt(head_dim)) or a number from 2^-100 to 2^100 that the scores are multiplied by");
   if (options.threads < 0 || options.threads > kMostThreads)
     return Status::invalid(is("threads", options.threads) + " but must be 0 (all cores) to " + std::to_string(kMostThreads));

@@ -7,6 +7,7 @@
 #include "api/check.hpp"
 #include "api/dispatch.hpp"
 #include "api/plan_impl.hpp"
+#include "kernels/cpu/settings.hpp"
 
 namespace flamia {
 
@@ -23,11 +24,13 @@ Status Plan::create(const Problem& problem, const Recipe& recipe, const PlanOpti
     if (problem.scale == 0.f) made->problem.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(problem.head_dim)));
     made->recipe = recipe;
     made->options = options;
+    // fixed here: the number of cores that a thread may use can differ between the plan and the call, and the workspace's size must not
+    if (options.device == Device::cpu) made->options.threads = cpu::thread_count(options.threads);
     made->backend = backend;
-    if (Status s = backend->check(made->problem, recipe, options); !s.ok()) return s;
-    made->saved_bytes = backend->saved_bytes(made->problem, recipe, options);
-    made->workspace_bytes[0] = backend->workspace_bytes(made->problem, recipe, options, Pass::forward);
-    if (options.training) made->workspace_bytes[1] = backend->workspace_bytes(made->problem, recipe, options, Pass::backward);
+    if (Status s = backend->check(made->problem, recipe, made->options); !s.ok()) return s;
+    made->saved_bytes = backend->saved_bytes(made->problem, recipe, made->options);
+    made->workspace_bytes[0] = backend->workspace_bytes(made->problem, recipe, made->options, Pass::forward);
+    if (options.training) made->workspace_bytes[1] = backend->workspace_bytes(made->problem, recipe, made->options, Pass::backward);
     plan->impl = std::move(made);
     return {};
   } catch (const std::bad_alloc&) {

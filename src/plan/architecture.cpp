@@ -47,7 +47,8 @@ const ArchitectureFacts& facts(Architecture architecture) { return kArchitecture
 Status parse_architecture(std::string_view text, Architecture* architecture) {
   std::vector<std::string> names;
   for (const ArchitectureFacts& one : kArchitectures) {
-    if (text == one.name) return *architecture = one.id, Status{};
+    if (text == one.name || text == std::string(one.name) + "a")
+      return *architecture = one.id, Status{};  // sm_90a is how nvcc calls it
     names.emplace_back(one.name);
   }
   return Status::invalid("architecture \"" + std::string(text.substr(0, 64)) + "\" is unknown; " + recipe::suggestion(text, names));

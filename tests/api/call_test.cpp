@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <cmath>
 #include <thread>
@@ -226,6 +227,28 @@ TEST(Call, PlansAreSharedByThreads) {
   for (const auto& call : calls)
     EXPECT_TRUE(same_bits(call->o, first.o) && same_bits(call->lse, first.lse) && same_bits(call->d_q, first.d_q) &&
                 same_bits(call->d_k, first.d_k) && same_bits(call->d_v, first.d_v));
+}
+
+/// A plan for all cores that is made where one core may be used, and run where more may: its sizes must still hold.
+TEST(Call, ThreadsAreFixedWhenThePlanIsMade) {
+  cpu_set_t all, one;
+  ASSERT_EQ(sched_getaffinity(0, sizeof all, &all), 0);
+  if (CPU_COUNT(&all) < 2) GTEST_SKIP() << "needs two cores";
+  CPU_ZERO(&one);
+  for (int core = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &all)) {
+      CPU_SET(core, &one);
+      break;
+    }
+  ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+  Plan narrow, wide;
+  EXPECT_TRUE(Plan::create(small_problem(), recipe_named("mxfp8"), {}, &narrow).ok());
+  ASSERT_EQ(sched_setaffinity(0, sizeof all, &all), 0);
+  EXPECT_TRUE(Plan::create(small_problem(), recipe_named("mxfp8"), {}, &wide).ok());
+  EXPECT_EQ(narrow.options().threads, 1);
+  EXPECT_GT(wide.options().threads, 1);
+  EXPECT_LT(narrow.workspace_bytes(Pass::forward),
+            wide.workspace_bytes(Pass::forward));  // control: the number of threads does matter
 }
 
 }  // namespace

@@ -34,6 +34,7 @@ int report(const flamia::Status& status) {
 
 int main(int argc, char** argv) {
   ::signal(SIGPIPE, SIG_IGN);  // a reader that left is an I/O error with a message, not a silent death
+  ::signal(SIGXFSZ, SIG_IGN);  // so is a file that may not grow
   CLI::App app{"Attention for training with 8-bit and 4-bit operands: run it, measure it, explain it.", "flamia"};
   flamia::cli::Session session;
   app.set_version_flag("--version", flamia::version());

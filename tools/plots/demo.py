@@ -41,7 +41,7 @@ def errors(axis: Axes, rows: list[Row], layer: str, recipes: list[str]) -> None:
     axis.set_title(f"Error, {layer} layer")
     for number, (name, (text, colour, marker)) in enumerate(OUTPUTS.items()):
         for y, recipe in enumerate(recipes):
-            row = next(row for row in rows if row["recipe"] == f"{layer} {recipe}" and row["head"] == "all")
+            row = next(row for row in rows if (row["input"], row["recipe"], row["head"]) == (layer, recipe, "all"))
             mark(axis, float(row[f"{name}_rel_l2"]), y + spread(number, len(OUTPUTS)), text, colour, marker)
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:.1%}" if value < 0.01 else f"{value:.0%}")
@@ -51,12 +51,13 @@ def errors(axis: Axes, rows: list[Row], layer: str, recipes: list[str]) -> None:
 
 def leaks(axis: Axes, rows: list[Row], recipes: list[str]) -> None:
     """The greatest over the layers. Zero has its own place at the left: no bit changed."""
-    zero, least = -8.0, -6.0
+    zero, least, most = -8.0, -6.0, 0.8
     axis.set_title("Leak")
     for number, (name, (text, colour, marker)) in enumerate(LEAKS.items()):
         for y, recipe in enumerate(recipes):
-            leak = max(float(row[name]) for row in rows if row["recipe"] == recipe)
-            x = zero if leak == 0 else max(math.log10(leak), least)
+            found = [float(row[name]) for row in rows if row["recipe"] == recipe]
+            leak = math.inf if any(math.isnan(value) for value in found) else max(found)  # NaN in an output is the greatest change there is
+            x = zero if leak == 0 else most if math.isinf(leak) else min(max(math.log10(leak), least), most)
             mark(axis, x, y + spread(number, len(LEAKS)), text, colour, marker, filled=leak != 0)
     axis.axvspan(zero - 0.8, zero + 0.8, color="#EAF4EC", zorder=0, lw=0)
     axis.set_xlim(zero - 0.8, 1)
@@ -67,7 +68,7 @@ def leaks(axis: Axes, rows: list[Row], recipes: list[str]) -> None:
 
 def picture_of_recipes(folder: Path) -> None:
     summary = style.read(folder / "demo.csv", "input", "recipe", *LEAKS)
-    accuracy = style.read(folder / "accuracy.csv", "recipe", "head", *(f"{name}_rel_l2" for name in OUTPUTS))
+    accuracy = style.read(folder / "accuracy.csv", "input", "recipe", "head", *(f"{name}_rel_l2" for name in OUTPUTS))
     layers, recipes = (style.in_order([row[column] for row in summary]) for column in ("input", "recipe"))
     figure, axes = plt.subplots(1, len(layers) + 1, figsize=(3.0 * len(layers) + 4.6, 0.72 * len(recipes) + 1.2), sharey=True,
                                 gridspec_kw={"width_ratios": [3] * len(layers) + [4]}, layout="constrained")

@@ -16,7 +16,6 @@ struct TileRows {
   alignas(64) float lane[kTile];        // scratch of one key row
   alignas(64) float code[kTile];
   alignas(64) float sum[kTile];
-  alignas(64) float base[kTile];  // B + fold - m
   alignas(64) float fold[kTile];  // the integer part of an addend
   alignas(64) std::int32_t greatest[kTile];
   alignas(64) int q_exponent[kTile];   // of Q in S

@@ -60,6 +60,7 @@ struct Settings {
 Status lower(const Problem& problem, const Recipe& recipe, Settings* settings);
 
 /// threads, or all cores for 0.
+/// `threads`, or for 0 the cores that the calling thread may use now.
 int thread_count(int threads);
 
 }  // namespace flamia::cpu

@@ -32,7 +32,7 @@ void remember(const std::string& temporary) {
   if (temporary.size() >= sizeof g_temporary) return;
   std::memcpy(g_temporary, temporary.c_str(), temporary.size() + 1);
   g_temporary_exists.store(true, std::memory_order_release);
-  for (int number : {SIGINT, SIGTERM, SIGHUP}) {
+  for (int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
     struct sigaction current;
     if (::sigaction(number, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) ::signal(number, remove_temporary);
   }
@@ -181,6 +181,12 @@ Status check_writable(const std::string& path) {
   if (::access(folder_of(target.path).c_str(), W_OK) != 0)
     return io_error(path, "cannot create a file in " + folder_of(target.path), errno);
   return {};
+}
+
+bool same_file(const std::string& a, const std::string& b) {
+  struct stat first, second;
+  return ::stat(a.c_str(), &first) == 0 && ::stat(b.c_str(), &second) == 0 && S_ISREG(first.st_mode) &&
+         first.st_dev == second.st_dev && first.st_ino == second.st_ino;
 }
 
 bool is_standard_output(const std::string& path) {

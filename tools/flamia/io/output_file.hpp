@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A file that appears whole or not at all: written under a temporary name in the same folder, flushed to the disk, then renamed. What
 // exists and is no regular file (a pipe, a terminal, a device) is written in place. A temporary file is removed on every error and on
-// SIGINT, SIGTERM and SIGHUP.
+// SIGINT, SIGTERM, SIGHUP and SIGQUIT.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -36,6 +36,9 @@ Status write_file(const std::string& path, const std::string& text);
 
 /// Before long work: would opening `path` fail already? Creates nothing.
 Status check_writable(const std::string& path);
+
+/// Whether both names lead to one regular file (links included): an input must not be replaced by the output.
+bool same_file(const std::string& a, const std::string& b);
 
 /// Whether `path` is where the program's own text goes, so that only one of the two may be written.
 bool is_standard_output(const std::string& path);

@@ -38,9 +38,8 @@ static void record_codes(const BackwardCall& call, const Item& item, const TileS
   const Settings& s = *call.settings;
   TileRows& rows = *b.rows;
   float* matrix = call.probe_codes + item.head * s.tokens * s.tokens;
-  for (int i = 0; i < t.width; ++i) rows.base[i] = numerics::add(static_cast<float>(s.code_exponent), -rows.m[i]);
   for (int j = 0; j < t.keys; ++j) {
-    probabilities(s, j, b.scores + j * kTile, rows.rho, rows.base, t.width, rows.lane);
+    probabilities(s, j, b.scores + j * kTile, rows.rho, rows.m, static_cast<float>(s.code_exponent), t.width, rows.lane);
     round_lanes(s.p_first.element, rows.lane, rows.code, t.width);
     for (int i = rows.first[j]; i < rows.last[j]; ++i)
       matrix[(item.document.start + t.q0 + i) * s.tokens + item.document.start + t.k0 + j] = rows.code[i];
@@ -52,9 +51,8 @@ static void record_codes(const BackwardCall& call, const Item& item, const TileS
 static void p_of_d_v(const Settings& s, const TileShape& t, const Buffers& b) {
   TileRows& rows = *b.rows;
   if (s.p_second.kind == Payload::Kind::blocks) {
-    for (int i = 0; i < t.width; ++i) rows.base[i] = -rows.m[i];
     for (int j = 0; j < t.keys; ++j) {
-      probabilities(s, j, b.scores + j * kTile, rows.rho, rows.base, t.width, b.payload + j * kTile);
+      probabilities(s, j, b.scores + j * kTile, rows.rho, rows.m, 0.f, t.width, b.payload + j * kTile);
       mask_lanes(b.payload + j * kTile, rows.first[j], rows.last[j], t.width);
     }
     const BlockExponents exponents = block_exponents(s.p_second, b.payload, t, -1, b);
@@ -71,13 +69,13 @@ static void p_of_d_v(const Settings& s, const TileShape& t, const Buffers& b) {
   suffix[t.queries] = numerics::kLeastExponent;
   for (int i = t.queries - 1; i >= 0; --i)
     suffix[i] = rows.g_flagged[i] ? suffix[i + 1] : numerics::max_of(suffix[i + 1], rows.g2_exponent[i]);
-  alignas(64) float exponent[kTile];
+  alignas(64) float exponent[kTile], shift[kTile];
   for (int i = 0; i < t.width; ++i) exponent[i] = static_cast<float>(s.code_exponent + rows.g2_exponent[i]);
   for (int j = 0; j < t.keys; ++j) {
     const int r = suffix[clipped(t.k0 + j - s.reach.right - t.q0, t.queries)];
-    for (int i = 0; i < t.width; ++i) rows.base[i] = numerics::add(numerics::add(exponent[i], -static_cast<float>(r)), -rows.m[i]);
+    for (int i = 0; i < t.width; ++i) shift[i] = numerics::add(exponent[i], -static_cast<float>(r));
     float* out = b.p + j * kTile;
-    probabilities(s, j, b.scores + j * kTile, rows.rho, rows.base, t.width, rows.lane);
+    probabilities(s, j, b.scores + j * kTile, rows.rho, rows.m, static_cast<const float*>(shift), t.width, rows.lane);
     round_lanes(s.p_second.element, rows.lane, out, t.width);
     mask_lanes(out, rows.first[j], rows.last[j], t.width);
     rows.reference[j] = r - s.code_exponent;

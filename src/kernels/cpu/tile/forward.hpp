@@ -36,12 +36,10 @@ static void constant_p(const ForwardCall& call, const Item& item, const TileShap
                        TileRows& rows, ProbeCounts* counts, float* codes) {
   const Settings& s = *call.settings;
   const float b = static_cast<float>(s.code_exponent);
-  alignas(64) float shift[kTile], plain[kTile];
+  alignas(64) float shift[kTile];
   for (int i = 0; i < t.width; ++i) {
     rows.sum[i] = 0.f;
-    rows.base[i] = numerics::add(b, -rows.m[i]);
     rows.fold[i] = numerics::add(b, -static_cast<float>(rows.reference[i]));
-    plain[i] = -rows.m[i];
   }
   for (int j = 0; j < t.keys; ++j) {
     const int first = rows.first[j], last = rows.last[j];
@@ -51,22 +49,22 @@ static void constant_p(const ForwardCall& call, const Item& item, const TileShap
       for (int i = 0; i < t.width; ++i) out[i] = 0.f;
       continue;
     }
-    probabilities(s, j, scores_of_key, rows.rho, rows.base, t.width, rows.lane);  // unfolded
+    probabilities(s, j, scores_of_key, rows.rho, rows.m, b, t.width, rows.lane);  // unfolded
     round_lanes(s.p_first.element, rows.lane, rows.code, t.width);
     if (codes) store_codes(t, item.document, s.tokens, j, first, last, rows.code, codes);
     const float* addend = rows.code;
     if (s.sum_unrounded) {
-      if (s.code_exponent != 0) probabilities(s, j, scores_of_key, rows.rho, plain, t.width, rows.lane);
+      if (s.code_exponent != 0) probabilities(s, j, scores_of_key, rows.rho, rows.m, 0.f, t.width, rows.lane);
       addend = rows.lane;
     }
     for (int i = 0; i < t.width; ++i) rows.sum[i] = numerics::add(rows.sum[i], (i >= first) & (i < last) ? addend[i] : 0.f);
     if (!folded) {
       for (int i = 0; i < t.width; ++i) out[i] = rows.code[i];
-      if (counts) probabilities(s, j, scores_of_key, rows.rho, rows.base, t.width, rows.lane);
+      if (counts) probabilities(s, j, scores_of_key, rows.rho, rows.m, b, t.width, rows.lane);
     } else {
       const float exponent = static_cast<float>(rows.v_exponent[j]);
-      for (int i = 0; i < t.width; ++i) shift[i] = numerics::add(numerics::add(rows.fold[i], exponent), -rows.m[i]);
-      probabilities(s, j, scores_of_key, rows.rho, shift, t.width, rows.lane);
+      for (int i = 0; i < t.width; ++i) shift[i] = numerics::add(rows.fold[i], exponent);
+      probabilities(s, j, scores_of_key, rows.rho, rows.m, static_cast<const float*>(shift), t.width, rows.lane);
       round_lanes(s.p_first.element, rows.lane, out, t.width);
     }
     if (counts) count_p(s.p_first.element, rows.lane, out, first, last, counts);
@@ -78,12 +76,9 @@ static void constant_p(const ForwardCall& call, const Item& item, const TileShap
 static void block_p(const ForwardCall& call, const TileShape& t, const float* y, const Buffers& b, ProbeCounts* counts) {
   const Settings& s = *call.settings;
   TileRows& rows = *b.rows;
-  for (int i = 0; i < t.width; ++i) {
-    rows.sum[i] = 0.f;
-    rows.base[i] = -rows.m[i];
-  }
+  for (int i = 0; i < t.width; ++i) rows.sum[i] = 0.f;
   for (int j = 0; j < t.keys; ++j) {
-    probabilities(s, j, y + j * kTile, rows.rho, rows.base, t.width, b.payload + j * kTile);
+    probabilities(s, j, y + j * kTile, rows.rho, rows.m, 0.f, t.width, b.payload + j * kTile);
     mask_lanes(b.payload + j * kTile, rows.first[j], rows.last[j], t.width);
   }
   const BlockExponents exponents = block_exponents(s.p_first, b.payload, t, -1, b);

@@ -67,9 +67,8 @@ static void gradient_of_scores(const BackwardCall& call, const TileShape& t, con
   product(s.accumulator, {b.v, s.head_dim, 1}, {b.g_t, kTile}, b.ds, kTile, t.keys, t.width, s.head_dim);
   const float exponent = s.gradient_of_codes ? static_cast<float>(s.code_exponent) : 0.f;
   const float unit = numerics::pow2(-s.code_exponent);
-  for (int i = 0; i < t.width; ++i) rows.base[i] = numerics::add(exponent, -rows.m[i]);
   for (int j = 0; j < t.keys; ++j) {
-    probabilities(s, j, b.scores + j * kTile, rows.rho, rows.base, t.width, rows.lane);
+    probabilities(s, j, b.scores + j * kTile, rows.rho, rows.m, exponent, t.width, rows.lane);
     if (s.gradient_of_codes) {
       round_lanes(s.p_first.element, rows.lane, rows.lane, t.width);
       for (int i = 0; i < t.width; ++i) rows.lane[i] = numerics::mul(rows.lane[i], unit);

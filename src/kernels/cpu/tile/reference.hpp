@@ -34,12 +34,9 @@ FLAMIA_FN float greatest_of(std::int32_t order) { return order == INT32_MIN ? 0.
 /// sum[i] = sum of E4M3(exp2(t - reference[i] + exponent)) over the visible keys, NaN skipped. Exact where it decides anything.
 static void code_sums(const Settings& s, const TileShape& t, const float* y, const float* reference, int exponent, TileRows& rows,
                       float* sum) {
-  for (int i = 0; i < t.width; ++i) {
-    rows.base[i] = numerics::add(static_cast<float>(exponent), -reference[i]);
-    sum[i] = 0.f;
-  }
+  for (int i = 0; i < t.width; ++i) sum[i] = 0.f;
   for (int j = 0; j < t.keys; ++j) {
-    probabilities(s, j, y + j * kTile, rows.rho, rows.base, t.width, rows.lane);
+    probabilities(s, j, y + j * kTile, rows.rho, reference, static_cast<float>(exponent), t.width, rows.lane);
     round_lanes(s.p_first.element, rows.lane, rows.lane, t.width);
     for (int i = 0; i < t.width; ++i) {
       const bool counts = (i >= rows.first[j]) & (i < rows.last[j]) & !numerics::is_nan(rows.lane[i]);

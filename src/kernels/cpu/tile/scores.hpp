@@ -5,6 +5,7 @@
 #include "kernels/cpu/tile/lanes.hpp"
 #include "kernels/cpu/tile/operand.hpp"
 #include "kernels/cpu/tile/product.hpp"
+#include "numerics/softmax.hpp"
 
 namespace flamia::cpu::FLAMIA_ISA {
 
@@ -77,9 +78,36 @@ static void scores(const Settings& s, const TileShape& t, const TileRows& rows, 
   }
 }
 
-/// x[i] = 2^fma(y, rho, add[i] + shift) of one key row: `add` holds the row's part of the addend, exact in FP32.
-static void probabilities(const Settings& s, int key, const float* y, const float* rho, const float* add, int width, float* x) {
-  for (int i = 0; i < width; ++i) x[i] = numerics::fma(y[i], rho[i], add[i]);
+namespace detail {
+FLAMIA_FN float at(float shift, int) { return shift; }
+FLAMIA_FN float at(const float* shift, int i) { return shift[i]; }
+
+/// Whether some row's reference lies where FP32 has no 1/32 left.
+static bool any_beyond_grid(const float* m, int width) {
+  std::uint32_t greatest_bits = 0;
+  for (int i = 0; i < width; ++i) {
+    const std::uint32_t bits = numerics::bits_of(m[i]) & 0x7fffffffu;
+    greatest_bits = greatest_bits > bits ? greatest_bits : bits;
+  }
+  return greatest_bits >= numerics::bits_of(numerics::kGridLimit);
+}
+}  // namespace detail
+
+/// x[i] = 2^(t - m[i] + shift) of one key row, t = y * rho; `shift` is one float or one a row, a small integer.
+/// On the grid t - m + shift is one fma with an exact addend (numerics.md §8). Beyond it (|m| >= 2^16) the addend would lose the shift, and
+/// the unrounded t could exceed the rounded maximum m by whole steps: there t is rounded first, as it was for the maximum.
+template <class Shift>
+static void probabilities(const Settings& s, int key, const float* y, const float* rho, const float* m, Shift shift, int width,
+                          float* x) {
+  if (detail::any_beyond_grid(m, width))
+    for (int i = 0; i < width; ++i) {
+      const bool beyond = numerics::abs_of(m[i]) >= numerics::kGridLimit;
+      const float rounded = numerics::add(numerics::add(numerics::mul(y[i], rho[i]), -m[i]), detail::at(shift, i));
+      const float exact = numerics::fma(y[i], rho[i], numerics::add(detail::at(shift, i), -m[i]));
+      x[i] = beyond ? rounded : exact;
+    }
+  else
+    for (int i = 0; i < width; ++i) x[i] = numerics::fma(y[i], rho[i], numerics::add(detail::at(shift, i), -m[i]));
   exp2_lanes(s, key, x, width);
 }
 

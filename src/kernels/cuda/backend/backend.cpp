@@ -14,7 +14,11 @@ namespace {
 
 Status check_device() {
   int device = 0;
-  if (Status s = device_status(cudaGetDevice(&device), "cudaGetDevice"); !s.ok()) return s;
+  const cudaError_t found = cudaGetDevice(&device);
+  if (found == cudaErrorInsufficientDriver || found == cudaErrorNoDevice)
+    return Status::unsupported(std::string("device cuda: there is no GPU that this process can use (") + cudaGetErrorString(found) +
+                               "); install a driver for CUDA 13 or use the CPU backend");
+  if (Status s = device_status(found, "cudaGetDevice"); !s.ok()) return s;
   int major = 0, minor = 0;
   if (Status s = device_status(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "compute capability");
       !s.ok())
