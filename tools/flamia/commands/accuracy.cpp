@@ -22,7 +22,7 @@ Status run(AccuracyFlags& flags, const Session& session) {
   std::vector<Recipe> recipes;
   if (Status s = parse_recipes(flags.recipes, &recipes); !s.ok()) return s;
   if (!flags.csv.empty())
-    if (Status s = check_writable(flags.csv); !s.ok()) return s;
+    if (Status s = check_writable("--csv", flags.csv, flags.in); !s.ok()) return s;
   Inputs inputs;
   if (Status s = load_inputs(flags.in, &inputs); !s.ok()) return s;
   CallOptions options = flags.options;

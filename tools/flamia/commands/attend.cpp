@@ -45,10 +45,7 @@ Status run(Attend& flags, const Session& session) {
   if (Status s = finish_mask(flags.mask, &flags.options); !s.ok()) return s;
   Recipe recipe;
   if (Status s = parse_recipe(flags.recipe, &recipe); !s.ok()) return s;
-  if (same_file(flags.in, flags.out))
-    return Status::invalid("--out " + flags.out + " is the input " + flags.in +
-                           " itself, which would be lost; choose another name");
-  if (Status s = check_writable(flags.out); !s.ok()) return s;
+  if (Status s = check_writable("--out", flags.out, flags.in); !s.ok()) return s;
   Progress progress("attend", 3, session.progress);
   progress.step("reading " + flags.in);
   Inputs inputs;

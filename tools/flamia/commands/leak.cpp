@@ -23,7 +23,7 @@ Status run(LeakFlags& flags, const Session& session) {
   std::vector<float> factors;
   if (Status s = parse_factors(flags.factors, &factors); !s.ok()) return s;
   if (!flags.csv.empty())
-    if (Status s = check_writable(flags.csv); !s.ok()) return s;
+    if (Status s = check_writable("--csv", flags.csv, flags.in); !s.ok()) return s;
   Inputs inputs;
   if (Status s = load_inputs(flags.in, &inputs); !s.ok()) return s;
   CallOptions options = flags.options;

@@ -168,10 +168,7 @@ Status run(const Quantize& flags, const Session& session) {
   if (flags.options.device != Device::cpu)
     return Status::unsupported(
         "--device cuda: `flamia quantize` runs on the CPU; its codes are the GPU's bit for bit, so use --device cpu");
-  if (same_file(flags.in, flags.out))
-    return Status::invalid("--out " + flags.out + " is the input " + flags.in +
-                           " itself, which would be lost; choose another name");
-  if (Status s = check_writable(flags.out); !s.ok()) return s;
+  if (Status s = check_writable("--out", flags.out, flags.in); !s.ok()) return s;
   Inputs inputs;
   if (Status s = load_inputs(flags.in, &inputs); !s.ok()) return s;
 

@@ -174,19 +174,23 @@ Status write_file(const std::string& path, const std::string& text) {
   return out.commit();
 }
 
-Status check_writable(const std::string& path) {
+/// Whether both names lead to one regular file, links included.
+static bool same_file(const std::string& a, const std::string& b) {
+  struct stat first, second;
+  return ::stat(a.c_str(), &first) == 0 && ::stat(b.c_str(), &second) == 0 && S_ISREG(first.st_mode) &&
+         first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+}
+
+Status check_writable(const char* flag, const std::string& path, const std::string& input) {
+  if (same_file(input, path))
+    return Status::invalid(std::string(flag) + " " + path + " is the input " + input +
+                           " itself, which would be lost; choose another name");
   Target target;
   if (Status s = look_at(path, &target); !s.ok()) return s;
   if (target.kind == Kind::special) return {};
   if (::access(folder_of(target.path).c_str(), W_OK) != 0)
     return io_error(path, "cannot create a file in " + folder_of(target.path), errno);
   return {};
-}
-
-bool same_file(const std::string& a, const std::string& b) {
-  struct stat first, second;
-  return ::stat(a.c_str(), &first) == 0 && ::stat(b.c_str(), &second) == 0 && S_ISREG(first.st_mode) &&
-         first.st_dev == second.st_dev && first.st_ino == second.st_ino;
 }
 
 bool is_standard_output(const std::string& path) {

@@ -34,11 +34,9 @@ class OutputFile {
 /// Text in one piece.
 Status write_file(const std::string& path, const std::string& text);
 
-/// Before long work: would opening `path` fail already? Creates nothing.
-Status check_writable(const std::string& path);
-
-/// Whether both names lead to one regular file (links included): an input must not be replaced by the output.
-bool same_file(const std::string& a, const std::string& b);
+/// Before long work: would opening `path` fail already, or replace the input (also through a link)? Creates nothing. `flag` is the
+/// argument that gave the path.
+Status check_writable(const char* flag, const std::string& path, const std::string& input);
 
 /// Whether `path` is where the program's own text goes, so that only one of the two may be written.
 bool is_standard_output(const std::string& path);
