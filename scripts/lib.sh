@@ -113,15 +113,25 @@ configure() {
   }
 }
 
-# build FOLDER [TARGET...]: quiet unless it fails or warns.
+# build FOLDER [TARGET...]: a line on how far it is now and then; all it says if it fails or warns.
 build() {
-  local folder=$BUILD/$1 log=$BUILD/$1/build.log
+  local folder=$BUILD/$1 log=$BUILD/$1/build.log status=0 maker said=$SECONDS
   shift
-  cmake --build "$folder" --parallel "$JOBS" ${1:+--target "$@"} >"$log" 2>&1 || {
+  cmake --build "$folder" --parallel "$JOBS" ${1:+--target "$@"} >"$log" 2>&1 &
+  maker=$!
+  while kill -0 "$maker" 2>/dev/null; do
+    sleep 0.5
+    if ((SECONDS - said >= 15)); then
+      said=$SECONDS
+      say "  $(tail -n 200 "$log" | sed -n 's/^\(\[[0-9]*\/[0-9]*\]\).*/\1/p' | tail -n 1) ${folder#"$FLAMIA_ROOT"/}"
+    fi
+  done
+  wait "$maker" || status=$?
+  if ((status != 0)); then
     # One failing command comes after very many of these lines.
     grep -v '^\[[0-9]*/[0-9]*\] \(Building\|Linking\|Generating\)' "$log" | tail -n 200
     return 1
-  }
+  fi
   ! grep 'warning:' "$log" | sed "s|$FLAMIA_ROOT/||g" | cut -c -200 || say "the build in ${folder#"$FLAMIA_ROOT"/} warns (lines above)"
 }
 
