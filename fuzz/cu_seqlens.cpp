@@ -3,6 +3,8 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "flamia/attention.hpp"
@@ -50,6 +52,25 @@ class Memory {
   void* memory_;
 };
 
+/// A plan serves any number of calls; making one (it names its recipe) takes longer than attention over 32 tokens.
+const Plan& plan_for(std::int64_t tokens, std::int64_t documents) {
+  static std::map<std::pair<std::int64_t, std::int64_t>, Plan> plans;
+  const auto [place, added] = plans.try_emplace({tokens, documents});
+  if (added) {
+    Recipe recipe;
+    FLAMIA_FUZZ_REQUIRE(Recipe::parse("mxfp8-exact", &recipe).ok());
+    Problem problem;
+    problem.tokens = tokens;
+    problem.documents = documents;
+    problem.query_heads = problem.key_heads = 1;
+    problem.head_dim = kDim;
+    PlanOptions options;
+    options.threads = 1;
+    FLAMIA_FUZZ_REQUIRE(Plan::create(problem, recipe, options, &place->second).ok());
+  }
+  return place->second;
+}
+
 }  // namespace
 
 Verdict cu_seqlens(const std::uint8_t* bytes, std::size_t size) {
@@ -58,20 +79,7 @@ Verdict cu_seqlens(const std::uint8_t* bytes, std::size_t size) {
   std::vector<std::int32_t> offsets(std::min<std::size_t>((size - 1) / 4, 40));
   std::memcpy(offsets.data(), bytes + 1, 4 * offsets.size());
 
-  static const Recipe recipe = [] {
-    Recipe parsed;
-    FLAMIA_FUZZ_REQUIRE(Recipe::parse("mxfp8-exact", &parsed).ok());
-    return parsed;
-  }();
-  Problem problem;
-  problem.tokens = tokens;
-  problem.documents = static_cast<std::int64_t>(offsets.size()) - 1;
-  problem.query_heads = problem.key_heads = 1;
-  problem.head_dim = kDim;
-  PlanOptions options;
-  options.threads = 1;
-  Plan plan;
-  FLAMIA_FUZZ_REQUIRE(Plan::create(problem, recipe, options, &plan).ok());
+  const Plan& plan = plan_for(tokens, static_cast<std::int64_t>(offsets.size()) - 1);
   const Memory saved(plan.saved_bytes());
   const Memory workspace(std::max(plan.workspace_bytes(Pass::forward), plan.workspace_bytes(Pass::backward)));
   Call call(tokens);
