@@ -65,6 +65,33 @@ require_python() {
   "$PYTHON" -c "import $1" || fail "Python has no module $1 although $2 is installed"
 }
 
+# find_torch: sets PYTHON to an interpreter with what the Python tests import, the one that is there or one of its own under build/
+# (minutes, once). Fails without network or room, with the reason in WHY.
+TORCH_GB=9  # PyPI's torch brings CUDA's libraries along: 5 GB installed, and the downloads beside it
+find_torch() {
+  local own=$BUILD/python candidate free
+  local has='import numpy, pytest, safetensors, torch; assert tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)'
+  for candidate in python3 /usr/bin/python3 "$own/bin/python"; do
+    if "$candidate" -c "$has" 2>/dev/null; then
+      PYTHON=$candidate
+      return
+    fi
+  done
+  mkdir -p "$BUILD"
+  free=$(df --output=avail -BG "$BUILD" | tail -n 1)
+  WHY="no PyTorch 2.11, and too little room to install it: $((${free%G})) GB of $TORCH_GB are free under ${BUILD#"$FLAMIA_ROOT"/}/"
+  ((${free%G} >= TORCH_GB)) || return 1
+  WHY="no PyTorch 2.11, and none could be installed: see ${BUILD#"$FLAMIA_ROOT"/}/python.log"
+  say "installing PyTorch under build/ (minutes, once)"
+  {
+    python3 -c 'import ensurepip' || (require_packages python3-venv)
+    rm -rf "$own" && python3 -m venv "$own" && mkdir "$own/tmp" &&
+      TMPDIR=$own/tmp "$own/bin/python" -m pip install --no-cache-dir 'torch>=2.11' numpy pytest safetensors
+  } >"$BUILD/python.log" 2>&1 || return 1
+  PYTHON=$own/bin/python
+  "$PYTHON" -c "$has" >>"$BUILD/python.log" 2>&1
+}
+
 # ---- CUDA -------------------------------------------------------------------------------------------------------------------------
 
 CUDA_LEAST=13
