@@ -24,10 +24,12 @@ std::vector<std::string> cpu_gaps(const Recipe& recipe) {
   Gaps gaps;
   bool elements = true, scales = true;
   for (const Place& place : places(recipe, !recipe.trains)) {
-    elements = elements && (place.form.element == Element::bf16 || place.form.element == Element::e4m3);
+    const bool of_tile = place.row.operand == Operand::p || place.row.operand == Operand::d_s;
+    elements = elements && (place.form.element == Element::bf16 || place.form.element == Element::e4m3 ||
+                            (place.form.element == Element::e2m1 && !of_tile));
     scales = scales && !(place.form.group.kind == Group::Kind::blocks && place.form.scale == ScaleType::f32);
   }
-  gaps.unless(elements, "an operand is neither BF16 nor E4M3");
+  gaps.unless(elements, "an operand has an element type that it does not compute: BF16 and E4M3, for Q, K, V and dO also E2M1");
   gaps.unless(scales, "an operand has FP32 scales per block");
   gaps.unless(!recipe.smoothing.q && !recipe.smoothing.k, "Q or K is smoothed");
   gaps.unless(!recipe.d_out_times_v_bf16, "dO times V stays in BF16");

@@ -139,7 +139,7 @@ TEST_F(Report, Recipes) {
   for (const char* name : {"bf16", "mxfp8", "mxfp8-exact", "nvfp4", "nvfp4-exact", "nvfp4-full", "sage3", "sagebwd", "fp8-tensor",
                            "mxfp8-floor", "hwfp4-direct"})
     EXPECT_EQ(names.count(name), 1u) << name;
-  for (const char* name : {"bf16", "mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8-floor"})
+  for (const char* name : {"bf16", "mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8-floor", "nvfp4", "nvfp4-exact"})
     EXPECT_EQ(where(all, "name", name).at(0)["runs_on"].at(0), "cpu") << name;
   EXPECT_EQ(where(all, "name", "sage3").at(0)["runs_on"], json::array());
   EXPECT_THAT(run({"recipes"}).out, HasSubstr("mxfp8-exact"));

@@ -1,44 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Accuracy on N(0, 1) against float64 attention on the unquantised input: the bars of numerics.md §0, with controls that must miss them.
 #include "kernels/attention_case.hpp"
+#include "kernels/recipe_accuracy.hpp"
 
 namespace flamia::test {
 namespace {
-
-struct Bars {
-  double o, d_q, d_k, d_v;
-};
-
-struct Measured {
-  double o = 0, d_q = 0, d_k = 0, d_v = 0;  // mean cosine over the heads
-  std::vector<double> worst_d_q;            // per head
-};
-
-Measured measure(const Input& in, const Result& r, const cpu::OracleResult& t) {
-  const Problem& p = in.problem;
-  Measured m;
-  for (int h = 0; h < p.query_heads; ++h) {
-    const auto d_q = head_of(r.d_q, h, p.query_heads, p.head_dim), true_d_q = head_of(t.d_q, h, p.query_heads, p.head_dim);
-    m.o += cosine(head_of(r.o, h, p.query_heads, p.head_dim), head_of(t.o, h, p.query_heads, p.head_dim)) / p.query_heads;
-    m.d_q += cosine(d_q, true_d_q) / p.query_heads;
-    m.worst_d_q.push_back(worst_row(d_q, true_d_q, p.head_dim));
-  }
-  for (int h = 0; h < p.key_heads; ++h) {
-    m.d_k += cosine(head_of(r.d_k, h, p.key_heads, p.head_dim), head_of(t.d_k, h, p.key_heads, p.head_dim)) / p.key_heads;
-    m.d_v += cosine(head_of(r.d_v, h, p.key_heads, p.head_dim), head_of(t.d_v, h, p.key_heads, p.head_dim)) / p.key_heads;
-  }
-  return m;
-}
-
-void expect_bars(const Measured& m, const Bars& bars, const std::string& what) {
-  std::cout << "[ measured ] " << what << " O " << m.o << " dQ " << m.d_q << " dK " << m.d_k << " dV " << m.d_v << " w";
-  for (const double w : m.worst_d_q) std::cout << " " << w;
-  std::cout << std::endl;
-  EXPECT_GE(m.o, bars.o) << what;
-  EXPECT_GE(m.d_q, bars.d_q) << what;
-  EXPECT_GE(m.d_k, bars.d_k) << what;
-  EXPECT_GE(m.d_v, bars.d_v) << what;
-}
 
 constexpr Bars kCausal{.9987, .9976, .9976, .9987};
 constexpr Bars kFull{.9983, .9976, .9976, .9983};

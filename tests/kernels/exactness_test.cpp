@@ -66,7 +66,7 @@ Input packed(std::uint32_t seed, Mask mask = {}, int group = 1) {
 TEST(Exactness, ExactRecipesChangeNoBit) {
   const std::uint32_t seed = fresh_seed() + 20;
   for (const char* text : {"mxfp8-exact", "mxfp8-exact ref=tilesum", "mxfp8-exact ds=row32", "mxfp8-exact dk=key64",
-                           "mxfp8-exact dq=f32", "mxfp8-exact sticky=off", "bf16"}) {
+                           "mxfp8-exact dq=f32", "mxfp8-exact sticky=off", "nvfp4-exact", "bf16"}) {
     const Input in = packed(seed);
     for (const std::int64_t cut : {70, 200})
       for (const float factor : kFactors) {
@@ -88,24 +88,25 @@ TEST(Exactness, HoldsForWindowsAndGroupedHeads) {
       const std::int64_t reach = mask.causal ? 0 : mask.right;
       for (const std::int64_t cut : {70, 200})
         for (const float factor : {1024.f, static_cast<float>(NAN)}) {
-          const Changes c =
-              amplify(in, recipe("mxfp8-exact"), cut, std::max<std::int64_t>(0, cut + 1 - reach), cut + reach, factor);
+          const Changes c = amplify(in, recipe(group == 1 ? "nvfp4-exact" : "mxfp8-exact"), cut,
+                                    std::max<std::int64_t>(0, cut + 1 - reach), cut + reach, factor);
           EXPECT_EQ(c.inside() + c.back() + c.elsewhere, 0u)
               << "window " << mask.left << "," << mask.right << " group " << group << " cut " << cut << " factor " << factor;
         }
     }
 }
 
-TEST(Exactness, Mxfp8ChangesNothingBeyondTheTokenBlock) {
+TEST(Exactness, TokenBlocksChangeNothingBeyondThemselves) {
   const Input in = packed(fresh_seed() + 22);
-  for (const std::int64_t cut : {70, 200})
-    for (const float factor : kFactors) {
-      const std::int64_t block = (cut + 1) / 32 * 32;  // the first changed token's block starts here
-      const Changes c = amplify(in, recipe("mxfp8"), cut, block, (cut + 31) / 32 * 32, factor);
-      EXPECT_EQ(c.inside() + c.back() + c.elsewhere, 0u) << "cut " << cut << " factor " << factor;
-      const Changes inside = amplify(in, recipe("mxfp8"), cut, cut + 1, cut, factor);
-      EXPECT_GT(inside.inside(), 0u) << "the block itself does leak: cut " << cut << " factor " << factor;
-    }
+  for (const char* name : {"mxfp8", "nvfp4"})
+    for (const std::int64_t cut : {70, 200})
+      for (const float factor : kFactors) {
+        const std::int64_t block = (cut + 1) / 32 * 32;  // the first changed token's block starts here
+        const Changes c = amplify(in, recipe(name), cut, block, (cut + 31) / 32 * 32, factor);
+        EXPECT_EQ(c.inside() + c.back() + c.elsewhere, 0u) << name << " cut " << cut << " factor " << factor;
+        const Changes inside = amplify(in, recipe(name), cut, cut + 1, cut, factor);
+        EXPECT_GT(inside.inside(), 0u) << name << ", the block itself does leak: cut " << cut << " factor " << factor;
+      }
 }
 
 TEST(Exactness, ComparisonRecipesLeak) {
@@ -123,7 +124,7 @@ TEST(Exactness, ComparisonRecipesLeak) {
 
 TEST(Exactness, DocumentsAreComputedApart) {
   const Input in = packed(fresh_seed() + 24, {false, -1, -1});
-  for (const char* text : {"mxfp8", "mxfp8-exact", "mxfp8-floor", "bf16", "mxfp8 ds=32x32"}) {
+  for (const char* text : {"mxfp8", "mxfp8-exact", "mxfp8-floor", "nvfp4", "bf16", "mxfp8 ds=32x32"}) {
     const Result whole = run(in, recipe(text));
     for (std::size_t b = 0; b + 1 < in.cu_seqlens.size(); ++b) {
       Input one = in;

@@ -99,7 +99,7 @@ void disturb(const Case& which, Mask mask, char operand, std::int64_t position, 
 
 TEST(NonFinite, ReachesWhoSeesItAndNobodyElse) {
   const std::uint32_t seed = fresh_seed() + 70;
-  for (const Case& which : {Case{"mxfp8-exact", 1}, Case{"mxfp8", 32}, Case{"bf16", 1}})
+  for (const Case& which : {Case{"mxfp8-exact", 1}, Case{"mxfp8", 32}, Case{"nvfp4-exact", 1}, Case{"bf16", 1}})
     for (const char operand : {'q', 'k', 'v', 'g'})
       for (const std::int64_t position : {128, 200, 255})  // first, middle and last token of a tile
         for (const float value : {static_cast<float>(NAN), INFINITY, -INFINITY}) {

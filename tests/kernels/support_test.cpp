@@ -46,7 +46,7 @@ TEST(Support, FieldsThatContradictTheOperands) {
 }
 
 TEST(Support, NamedRecipesOfThisBackend) {
-  for (const char* name : {"bf16", "mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8-floor"})
+  for (const char* name : {"bf16", "mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8-floor", "nvfp4", "nvfp4-exact"})
     EXPECT_TRUE(cpu::check(small(), recipe(name)).ok()) << cpu::check(small(), recipe(name)).message();
   for (const char* name : {"sage3", "sagebwd", "hwfp4-direct"}) EXPECT_FALSE(cpu::check(small(), recipe(name)).ok()) << name;
 }
