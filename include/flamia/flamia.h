@@ -162,6 +162,32 @@ typedef struct flamia_backward_args {
 FLAMIA_API flamia_status flamia_attention_forward(const flamia_plan* plan, const flamia_forward_args* args);
 FLAMIA_API flamia_status flamia_attention_backward(const flamia_plan* plan, const flamia_backward_args* args);
 
+/* ---- health: what quantisation did to the operands, to log while a model trains (health.hpp says what each figure is) ---- */
+
+typedef struct flamia_operand_health { /* never grows */
+  int64_t elements;
+  int64_t flagged;
+  int64_t zeros;
+  int64_t saturated;
+  int32_t least_exponent;
+  int32_t greatest_exponent;
+} flamia_operand_health;
+
+typedef struct flamia_health {
+  size_t struct_size;
+  flamia_operand_health q, k, v, d_out;
+  int64_t pairs, p_zero, p_saturated;
+  int64_t ds_pairs, ds_zero_q, ds_zero_k, ds_saturated_q, ds_saturated_k;
+  double ds_mass, ds_lost_q, ds_lost_k;
+} flamia_health;
+
+/* Attends on the CPU with memory of its own: hand it a sample of a large call. Tensors are on the host. d_out may be null (no gradient).
+ * threads: 0 = all cores. health->struct_size must be set; fields that this library does not know stay as they are. */
+FLAMIA_API flamia_status flamia_attention_health(const flamia_problem* problem, const flamia_recipe* recipe,
+                                                 const flamia_const_tensor* q, const flamia_const_tensor* k,
+                                                 const flamia_const_tensor* v, const int32_t* cu_seqlens,
+                                                 const flamia_const_tensor* d_out, int32_t threads, flamia_health* health);
+
 #ifdef __cplusplus
 }
 #endif

@@ -52,6 +52,19 @@ def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> None:
         raise ValueError(f"cu_seqlens is on {cu_seqlens.device} and q on {q.device}; move cu_seqlens to {q.device}")
 
 
+def check_lengths(cu_seqlens: Tensor, tokens: int) -> None:
+    """The values of cu_seqlens, for debugging: reads them on the host, so a GPU is waited for; inside a CUDA graph the device asserts."""
+    rises = (cu_seqlens.diff() >= 0).all() & (cu_seqlens[0] == 0) & (cu_seqlens[-1] <= tokens)
+    if cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing():
+        torch._assert_async(rises, "cu_seqlens must start at 0, never fall and end at the number of tokens at most")
+    elif not bool(rises):
+        values = cu_seqlens.tolist()
+        fall = next((i for i, (a, b) in enumerate(zip(values, values[1:], strict=False)) if b < a), None)
+        what = (f"starts at {values[0]}" if values[0] != 0 else f"falls from {values[fall]} to {values[fall + 1]} at document {fall}"
+                if fall is not None else f"ends at {values[-1]}, beyond the {tokens} tokens of q")
+        raise ValueError(f"cu_seqlens {what}; it must start at 0, never fall and end at the number of tokens at most")
+
+
 def check_backward(d_out: Tensor, out: Tensor, cu_seqlens: Tensor, saved: Tensor) -> None:
     """As check_forward, for what autograd hands to the backward op."""
     if out.dim() != 3 or d_out.shape != out.shape:

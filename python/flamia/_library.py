@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
-from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 
 # Same numbers as in flamia.h.
@@ -52,6 +52,18 @@ class BackwardArgs(Structure):
                 ("d_k", Tensor), ("d_v", Tensor), *_BUFFERS]
 
 
+class OperandHealth(Structure):
+    _fields_ = [("elements", c_int64), ("flagged", c_int64), ("zeros", c_int64), ("saturated", c_int64), ("least_exponent", c_int32),
+                ("greatest_exponent", c_int32)]
+
+
+class Health(Structure):
+    _fields_ = [("struct_size", c_size_t), ("q", OperandHealth), ("k", OperandHealth), ("v", OperandHealth), ("d_out", OperandHealth),
+                *((name, c_int64) for name in ("pairs", "p_zero", "p_saturated", "ds_pairs", "ds_zero_q", "ds_zero_k", "ds_saturated_q",
+                                               "ds_saturated_k")),
+                *((name, c_double) for name in ("ds_mass", "ds_lost_q", "ds_lost_k"))]
+
+
 _RECIPE, _PLAN = c_void_p, c_void_p
 _TEXT = [c_void_p, c_size_t, POINTER(c_size_t)]  # buffer, capacity, length
 _PROTOTYPES = {
@@ -70,6 +82,8 @@ _PROTOTYPES = {
     "flamia_plan_explain": (c_int32, [_PLAN, *_TEXT]),
     "flamia_attention_forward": (c_int32, [_PLAN, POINTER(ForwardArgs)]),
     "flamia_attention_backward": (c_int32, [_PLAN, POINTER(BackwardArgs)]),
+    "flamia_attention_health": (c_int32, [POINTER(Problem), _RECIPE, POINTER(Tensor), POINTER(Tensor), POINTER(Tensor), c_void_p,
+                                          POINTER(Tensor), c_int32, POINTER(Health)]),
 }
 
 

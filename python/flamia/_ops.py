@@ -23,6 +23,7 @@ cu_seqlens on the host for CUDA tensors, and none knows a longest length.
 from __future__ import annotations
 
 import mmap
+import os
 from contextlib import AbstractContextManager, nullcontext
 from ctypes import byref, sizeof
 from typing import Any
@@ -31,11 +32,23 @@ import torch
 from torch import Tensor
 
 from . import _library
-from ._checks import check_backward, check_forward
+from ._checks import check_backward, check_forward, check_lengths
 from ._library import lib
 from ._plan import Call, Plan, plan
 
 Outputs = tuple[Tensor, Tensor, Tensor]
+
+watcher: Any = None  # health.Watch while flamia.watch is active
+debug = os.environ.get("FLAMIA_DEBUG", "0") not in ("", "0")
+
+
+def set_debug(enabled: bool) -> None:
+    """Checks the values of cu_seqlens in every call on a GPU too (on the CPU they always are), and raises ValueError. Waits for the GPU
+    in every call. Without it wrong lengths on a GPU are made safe (docs/documents.md), not reported. FLAMIA_DEBUG=1 in the environment
+    does the same from the start."""
+    global debug
+    debug = bool(enabled)
+
 
 _OPS = torch.library.Library("flamia", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -109,6 +122,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, recipe: str, c
     check_forward(q, k, v, cu_seqlens)
     made = _plan(q, cu_seqlens, k.shape[1], recipe=recipe, causal=causal, left=window_left, right=window_right, scale=scale,
                  deterministic=deterministic, training=training)
+    if debug:
+        check_lengths(cu_seqlens, q.shape[0])
     q, k, v, cu_seqlens = _readable(q), _readable(k), _readable(v), cu_seqlens.contiguous()
     out = torch.empty(q.shape, dtype=_out_dtype(q.dtype), device=q.device)
     lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
@@ -119,6 +134,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, recipe: str, c
                                 _stream(q.device))
     with _on(q.device):
         _library.check(lib.flamia_attention_forward(made.handle, byref(args)))
+    if watcher is not None:
+        watcher._forward(q, k, v, cu_seqlens, saved, {"recipe": recipe, "causal": causal, "window": (window_left, window_right),
+                                                      "scale": scale})
     return out, lse, saved
 
 
@@ -127,6 +145,8 @@ def _backward(d_out: Tensor, out: Tensor, cu_seqlens: Tensor, saved: Tensor, key
     check_backward(d_out, out, cu_seqlens, saved)
     made = _plan(out, cu_seqlens, key_heads, recipe=recipe, causal=causal, left=window_left, right=window_right, scale=scale,
                  deterministic=deterministic, training=True)
+    if watcher is not None:
+        watcher._backward(d_out, saved)
     d_out, out, cu_seqlens, saved = _readable(d_out), _readable(out), cu_seqlens.contiguous(), _aligned(saved)
     d_q = torch.empty(out.shape, dtype=_out_dtype(out.dtype), device=out.device)
     d_k, d_v = (d_q.new_empty((out.shape[0], key_heads, out.shape[2])) for _ in range(2))

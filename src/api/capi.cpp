@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/capi.hpp"
+#include "flamia/health.hpp"
 
 namespace flamia::capi {
 namespace {
@@ -100,6 +101,37 @@ Status backward(const Plan& plan, const flamia_backward_args* given) {
   return attention_backward(plan, t, a.saved, a.workspace, a.stream);
 }
 
+constexpr std::size_t kHealthV1 = 256;
+static_assert(sizeof(void*) != 8 || sizeof(flamia_health) >= kHealthV1);
+
+flamia_operand_health written(const OperandHealth& h) {
+  return {h.elements, h.flagged, h.zeros, h.saturated, h.least_exponent, h.greatest_exponent};
+}
+
+Status health(const flamia_problem* problem, const Recipe& recipe, const flamia_const_tensor* const (&given)[4],
+              const std::int32_t* cu_seqlens, std::int32_t threads, flamia_health* out) {
+  Problem p;
+  if (Status s = read_problem(problem, &p); !s.ok()) return s;
+  flamia_health made{};
+  if (Status s = read_descriptor("health", out, kHealthV1, &made); !s.ok()) return s;
+  TensorView views[4];
+  const char* names[] = {"q", "k", "v", "d_out"};
+  for (int i = 0; i < 4; ++i) {
+    if (given[i] == nullptr && i < 3) return Status::invalid(std::string(names[i]) + " is null; pass a filled descriptor");
+    if (given[i] != nullptr)
+      if (Status s = read_tensor(names[i], *given[i], &views[i]); !s.ok()) return s;
+  }
+  ForwardTensors tensors;
+  tensors.q = views[0], tensors.k = views[1], tensors.v = views[2], tensors.cu_seqlens = cu_seqlens;
+  Health h;
+  if (Status s = attention_health(p, recipe, tensors, given[3] == nullptr ? nullptr : &views[3], threads, &h); !s.ok()) return s;
+  const PairHealth& c = h.pairs;
+  made = {out->struct_size, written(h.q), written(h.k), written(h.v),     written(h.d_out), c.pairs,   c.p_zero,    c.p_saturated,
+          c.ds_pairs,       c.ds_zero_q,  c.ds_zero_k,  c.ds_saturated_q, c.ds_saturated_k, c.ds_mass, c.ds_lost_q, c.ds_lost_k};
+  std::memcpy(out, &made, out->struct_size < sizeof made ? out->struct_size : sizeof made);
+  return {};
+}
+
 }  // namespace
 }  // namespace flamia::capi
 
@@ -144,6 +176,13 @@ flamia_status flamia_attention_forward(const flamia_plan* plan, const flamia_for
 flamia_status flamia_attention_backward(const flamia_plan* plan, const flamia_backward_args* args) {
   if (plan == nullptr) return capi::null_argument("plan");
   return capi::guarded([&] { return capi::backward(plan->plan, args); });
+}
+
+flamia_status flamia_attention_health(const flamia_problem* problem, const flamia_recipe* recipe, const flamia_const_tensor* q,
+                                      const flamia_const_tensor* k, const flamia_const_tensor* v, const int32_t* cu_seqlens,
+                                      const flamia_const_tensor* d_out, int32_t threads, flamia_health* health) {
+  if (recipe == nullptr) return capi::null_argument("recipe");
+  return capi::guarded([&] { return capi::health(problem, recipe->recipe, {q, k, v, d_out}, cu_seqlens, threads, health); });
 }
 
 }  // extern "C"

@@ -47,28 +47,18 @@ float code_value(const QuantisedTensor& tensor, std::int64_t row, int c) {
 }  // namespace
 
 std::vector<float> dequantise(const QuantisedTensor& tensor, const schedule::Documents& documents) {
-  const Group& group = tensor.form.group;
-  const bool blocks = group.kind == Group::Kind::blocks;
-  const std::int64_t rows = rows_of(group), groups = column_groups(group, tensor.dim);
-  const std::int64_t width = group.columns == 0 ? tensor.dim : group.columns;
+  const bool blocks = tensor.form.group.kind == Group::Kind::blocks;
+  const std::int64_t width = tensor.form.group.columns == 0 ? tensor.dim : tensor.form.group.columns;
   std::vector<float> values(static_cast<std::size_t>(tensor.tokens * tensor.heads * tensor.dim), 0.f);
-  std::int64_t first_block = 0;
-  for (const schedule::DocumentRange& range : documents.ranges()) {
-    for (std::int64_t position = 0; position < range.length; ++position)
-      for (int head = 0; head < tensor.heads; ++head) {
-        const std::int64_t row = (range.start + position) * tensor.heads + head;
-        const std::int64_t slot = blocks ? ((first_block + position / rows) * tensor.heads + head) * groups
-                                  : group.kind == Group::Kind::head ? head
-                                                                    : 0;
-        for (int c = 0; c < tensor.dim; ++c) {
-          const std::uint32_t stored =
-              tensor.scales.empty() ? 0 : read_scale(tensor.form.scale, tensor.scales.data(), slot + (blocks ? c / width : 0));
-          values[static_cast<std::size_t>(row * tensor.dim + c)] =
-              numerics::mul(code_value(tensor, row, c), scale_value(tensor.form, stored));
-        }
-      }
-    first_block += (range.length + rows - 1) / rows;
-  }
+  for_each_row(tensor, documents, [&](std::int64_t token, int head, std::int64_t slot) {
+    const std::int64_t row = token * tensor.heads + head;
+    for (int c = 0; c < tensor.dim; ++c) {
+      const std::uint32_t stored =
+          tensor.scales.empty() ? 0 : read_scale(tensor.form.scale, tensor.scales.data(), slot + (blocks ? c / width : 0));
+      values[static_cast<std::size_t>(row * tensor.dim + c)] =
+          numerics::mul(code_value(tensor, row, c), scale_value(tensor.form, stored));
+    }
+  });
   return values;
 }
 

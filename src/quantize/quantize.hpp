@@ -7,6 +7,7 @@
 
 #include "flamia/recipe.hpp"
 #include "flamia/types.hpp"
+#include "quantize/form.hpp"
 #include "schedule/documents.hpp"
 
 namespace flamia::quantize {
@@ -39,6 +40,24 @@ struct QuantiseInput {
 /// F32 NaN), and they count in no maximum. BF16 codes keep NaN and infinity: they have no scale that could tell.
 Status quantise(const QuantiseInput& input, const schedule::Documents& documents, const Quantisation& form, int threads,
                 QuantisedTensor* out);
+
+/// Calls visit(token, head, slot) for every row of the documents; slot = index of its first stored scale.
+template <class Visit>
+void for_each_row(const QuantisedTensor& tensor, const schedule::Documents& documents, Visit visit) {
+  const Group& group = tensor.form.group;
+  const bool blocks = group.kind == Group::Kind::blocks;
+  const std::int64_t rows = rows_of(group), groups = column_groups(group, tensor.dim);
+  std::int64_t first_block = 0;
+  for (const schedule::DocumentRange& range : documents.ranges()) {
+    for (std::int64_t position = 0; position < range.length; ++position)
+      for (int head = 0; head < tensor.heads; ++head)
+        visit(range.start + position, head,
+              blocks                            ? ((first_block + position / rows) * tensor.heads + head) * groups
+              : group.kind == Group::Kind::head ? head
+                                                : 0);
+    first_block += (range.length + rows - 1) / rows;
+  }
+}
 
 /// Element values code * scale as FP32, [tokens, heads, dim]; flagged groups give NaN.
 std::vector<float> dequantise(const QuantisedTensor& tensor, const schedule::Documents& documents);

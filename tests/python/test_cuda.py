@@ -82,6 +82,25 @@ def test_cuda_graph_with_other_lengths() -> None:
         assert torch.equal(out, flamia.attention(q, k, v, cu))
 
 
+@pytest.mark.parametrize("lengths", [[0, 70, TOKENS + 1000], [0, -5, 2**31 - 1], [7, 3, 100], [-1, -1, -1]])
+@torch.no_grad()
+def test_wrong_lengths_write_nothing_outside(lengths: list[int]) -> None:
+    q, k, v, _, cu = (x.cuda() for x in inputs())
+    wrong = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+    before = torch.full((1 << 20,), 7, dtype=torch.uint8, device="cuda")
+    flamia.attention(q, k, v, wrong)
+    after = torch.full((1 << 20,), 7, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    assert bool((before == 7).all()) and bool((after == 7).all())
+    flamia.set_debug(True)
+    try:
+        with pytest.raises(ValueError, match="cu_seqlens"):
+            flamia.attention(q, k, v, wrong)
+        flamia.attention(q, k, v, cu)
+    finally:
+        flamia.set_debug(False)
+
+
 @torch.no_grad()
 def test_cpu_tensors_among_cuda_tensors() -> None:
     q, k, v, _, cu = inputs()

@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="flamia's Python tests need PyTorch 2.11 or later")
 
 import flamia  # noqa: E402
+from flamia import _checks  # noqa: E402
 
 T = 50
 
@@ -127,6 +128,26 @@ def test_bad_input(bad: str, requires_grad: bool) -> None:
         arguments["v"] = arguments["v"].clone().requires_grad_() if arguments["v"].is_floating_point() else arguments["v"]
     with pytest.raises(exception, match=words):
         flamia.attention(**arguments)
+
+
+WRONG_LENGTHS = {"ends at 51, beyond the 50 tokens": [0, 20, T + 1], "falls from 30 to 20 at document 1": [0, 30, 20],
+                 "starts at -2147483648": [-(2**31), T], "starts at 1": [1, T]}
+
+
+@pytest.mark.parametrize("words", WRONG_LENGTHS)
+def test_debugging_names_the_wrong_length(words: str) -> None:
+    """What FLAMIA_DEBUG and set_debug check on a GPU; the check reads tensors of any device."""
+    with pytest.raises(ValueError, match=words):
+        _checks.check_lengths(torch.tensor(WRONG_LENGTHS[words], dtype=torch.int32), T)
+    flamia.set_debug(True)
+    try:
+        with pytest.raises(ValueError, match=words):
+            flamia.attention(**good() | {"cu_seqlens": torch.tensor(WRONG_LENGTHS[words], dtype=torch.int32)})
+        assert torch.equal(flamia.attention(**good()), flamia.attention(**good()))
+    finally:
+        flamia.set_debug(False)
+    for right in ([0], [0, 0, T - 3], [0, T]):
+        _checks.check_lengths(torch.tensor(right, dtype=torch.int32), T)
 
 
 def test_the_good_input_is_good() -> None:
