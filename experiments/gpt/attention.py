@@ -109,4 +109,5 @@ def _varlen(argument: str, row: int) -> Attention:
     return attention
 
 
-import flamia_attention  # noqa: E402, F401 -- registers `flamia:<recipe>`; needs `register` above
+import emulation  # noqa: E402, F401 -- registers `emulated:<recipe>`; needs `register` above
+import flamia_attention  # noqa: E402, F401 -- registers `flamia:<recipe>`

@@ -14,40 +14,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 import attention as attentions
 from data import Packed, gather, read_documents
 from model import GPT, Config, loss
-
-
-@dataclass(frozen=True)
-class Operands:
-    """What one layer's attention got and gave: q, k, v, o [tokens, heads, head_dim]; o.grad is filled by backward()."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    o: Tensor
-
-
-class Tap:
-    """An attention that passes everything through and keeps the operands of every call, layer by layer."""
-
-    def __init__(self, inner: attentions.Attention) -> None:
-        self.inner, self.calls = inner, []
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
-        o = self.inner(q, k, v, cu_seqlens, scale)
-        o.retain_grad()
-        self.calls.append(Operands(q, k, v, o))
-        return o
+from tap import Operands, Tap
 
 
 def choose_row(held_out: Packed, fewest: int, most: int) -> tuple[int, np.ndarray]:

@@ -4,8 +4,8 @@
 
     python3 experiments/gpt/train.py --data CORPUS --out RUN --attention varlen --compile
 
-Writes into --out: train.csv (a line every --log-every steps), eval.csv, run.json (arguments, versions, GPU) and
-checkpoint.pt. `--resume` goes on from checkpoint.pt; with --deterministic the result is that of an unbroken run, bit for bit.
+Writes into --out: train.csv (a line every --log-every steps), eval.csv, health.csv (see health.py), run.json (arguments, versions,
+GPU) and checkpoint.pt. `--resume` goes on from checkpoint.pt; with --deterministic the result is that of an unbroken run, bit for bit.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 import attention as attentions
+import health
 from data import Packed, gather, read_documents
 from model import GPT, Config, loss
 
@@ -178,6 +179,7 @@ def train(args: argparse.Namespace) -> dict[str, float]:
 
     table = Table(args.out / "train.csv", TRAIN_COLUMNS, start if args.resume else None)
     evaluations = Table(args.out / "eval.csv", EVAL_COLUMNS, start if args.resume else None)
+    healths = Table(args.out / "health.csv", health.COLUMNS, start if args.resume else None)
     tokens_of_a_step, speeds, result = args.rows * args.context, [], {}
     began = clock = time.perf_counter()
     step, stop = start, False
@@ -215,6 +217,8 @@ def train(args: argparse.Namespace) -> dict[str, float]:
             result = {f"val_loss_{name}": evaluate(model, held_out, held_out_stream, function, args)
                       for name, function in (("own", own), ("exact", exact))}
             evaluations.add(step=step, tokens=step * tokens_of_a_step, attention=args.attention, **result)
+            for line in health.measure(model, held_out, held_out_stream, args.attention, own, autocast(args)):
+                healths.add(step=step, **line)
             print(f"step {step:6} held-out loss: own attention {result['val_loss_own']:.4f}, "
                   f"exact attention {result['val_loss_exact']:.4f}", flush=True)
         if last or step % args.checkpoint_every == 0:
@@ -223,7 +227,8 @@ def train(args: argparse.Namespace) -> dict[str, float]:
     if stop and step < args.steps:
         print(f"stopped by --max-seconds after {step} of {args.steps} steps; the learning rate had not come down", flush=True)
     result["tokens_per_s"] = statistics.median(speeds) if speeds else math.nan
-    facts |= {"steps_done": step, "seconds": time.perf_counter() - began, **result}
+    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+    facts |= {"steps_done": step, "seconds": time.perf_counter() - began, "peak_gpu_bytes": peak, **result}
     (args.out / "run.json").write_text(json.dumps(facts, indent=1) + "\n")
     return result
 

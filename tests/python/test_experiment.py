@@ -38,13 +38,26 @@ def losses(corpus: Path, out: Path, *more: str) -> tuple[list[float], dict[str, 
         return [float(line["loss"]) for line in csv.DictReader(source)], result
 
 
-@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8-exact"])
-def test_trains(corpus: Path, tmp_path: Path, recipe: str) -> None:
-    curve, result = losses(corpus, tmp_path / "own", "--attention", f"flamia:{recipe}")
+@pytest.mark.parametrize("attention", ["flamia:mxfp8", "flamia:mxfp8-exact", "emulated:fp8-tensor", "emulated:mxfp8-floor"])
+def test_trains(corpus: Path, tmp_path: Path, attention: str) -> None:
+    curve, result = losses(corpus, tmp_path / "own", "--attention", attention)
     exact, _ = losses(corpus, tmp_path / "exact", "--attention", "exact")
     assert curve[-1] < curve[0] - 1
     assert curve != exact and all(abs(a - b) < 0.05 for a, b in zip(curve, exact, strict=True))
     assert abs(result["val_loss_own"] - result["val_loss_exact"]) < 0.05
+    with (tmp_path / "own/health.csv").open(newline="") as source:
+        lines = list(csv.DictReader(source))
+    assert [(line["step"], line["layer"], line["recipe"]) for line in lines] == [("16", layer, attention[attention.index(":") + 1:])
+                                                                                for layer in "01"]
+    assert all(0.98 < float(line[f"cos_{what}"]) < 1 for line in lines for what in ("out", "dq", "dk", "dv"))
+    assert all(float(line["cos_dv"]) > 0.998 for line in lines)
+    assert all(0 <= float(line["ds_lost_dq"]) < 1e-3 for line in lines)
+
+
+def test_a_broken_convention_shows_in_the_health(corpus: Path, tmp_path: Path) -> None:
+    losses(corpus, tmp_path / "own", "--attention", "emulated:mxfp8+backward_reference=integer")
+    with (tmp_path / "own/health.csv").open(newline="") as source:
+        assert all(float(line["cos_out"]) > 0.999 and float(line["cos_dv"]) < 0.995 for line in csv.DictReader(source))
 
 
 def test_the_recipe_is_checked_before_training() -> None:

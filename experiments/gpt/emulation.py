@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--attention emulated:<recipe>`: causal attention with a recipe's numbers in plain torch, for training recipes that have no GPU kernel.
+
+Slow, and used for nothing else. The operands' codes are those of the library's CPU backend in every bit, and the arithmetic between
+them is that of docs/numerics.md §8 in the order that the CPU backend uses, short of the order of sums inside a product and of the last
+bit of exp2 (test_emulation.py). Finite input only: NaN spreads further than §10 says.
+
+Options after the recipe, each a mistake that training should show:
+    emulated:mxfp8+backward_exp2=schraudolph     the backward pass recomputes P with another exp2 than the forward pass used
+    emulated:mxfp8+backward_reference=integer    ... from the nearest whole row reference above m
+    emulated:mxfp8+ds=constant                   dS is multiplied by 2^8 whatever its size
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention import Attention, register
+from emulation_numbers import LEAST, TILE, Operand, Tiles, exp2, exponent, fma, pow2, quantise, rotate, rotate_back, rounded, scaled
+
+MISTAKES = {"backward_exp2": ("mitchell", "schraudolph"), "backward_reference": ("integer",), "ds": ("constant",)}
+
+
+@dataclass
+class Settings:
+    """A recipe's JSON and what follows from it."""
+    recipe: dict[str, Any]
+    scale: float
+    rotate: bool
+    code_exponent: int
+    mistakes: dict[str, str]
+
+    @property
+    def scale_log2(self) -> float:
+        return self.scale * 1.4426950408889634
+
+    @property
+    def kind(self) -> str:
+        return str(self.recipe["softmax"]["exp2"])
+
+
+def settings_of(text: str, scale: float, head_dim: int, mistakes: dict[str, str]) -> Settings:
+    import flamia
+    recipe = json.loads(flamia.Recipe(text).to_json())
+    softmax, accumulation, safety = recipe["softmax"], recipe["accumulation"], recipe["safety"]
+    for wrong, what in ((not recipe["trains"], "no backward pass"), (softmax["reference"] != "phase32", "ref=tilesum"),
+                        (softmax["sum"] != "codes", "l summed before rounding"), (any(recipe["smoothing"].values()), "smoothing"),
+                        (any(safety.values()), "safety folds"), (recipe["d_out_times_v_bf16"], "dO * Vt in BF16"),
+                        (accumulation["model"] != "native", "the hopper13 accumulator"),
+                        (accumulation["dq_prescale"] != "causal_row", "one dQ pre-scale per sequence"),
+                        ({recipe["p"][use]["element"] for use in ("first", "second")} - {"bf16", "e4m3"}, "codes of P other than E4M3")):
+        if wrong:
+            raise NotImplementedError(f"recipe {text!r} has {what}, which the emulation does not compute")
+    if mistakes.get("ds"):
+        group = {"kind": "constant", "rows": 0, "columns": 0}
+        recipe["d_s"] = {use: recipe["d_s"][use] | {"group": group} for use in ("first", "second")}
+    constant = recipe["p"]["first"]["group"]["kind"] in ("constant", "tensor")
+    return Settings(recipe, scale, recipe["rotate"] and head_dim in (64, 128), 8 if constant else 0, mistakes)
+
+
+@dataclass
+class Saved:
+    q: Operand
+    k: Operand
+    v: Operand
+    q2: Operand
+    k2: Operand
+    v2: Operand
+    m: Tensor  # float32 [tiles, heads, 128]
+    l: Tensor  # noqa: E741 -- the name of the formulas
+    out: Tensor  # float32 [tiles, heads, 128, d], rounded to BF16
+
+
+def _diagonal(device: torch.device) -> Tensor:
+    return torch.ones(TILE, TILE, dtype=torch.bool, device=device).tril()
+
+
+def _scores(q: Operand, k: Operand, at: Tensor, step: int, s: Settings) -> tuple[Tensor, Tensor]:
+    """y [tiles, heads, queries, keys] and rho [tiles, heads, queries, 1]; t = y * rho."""
+    y = scaled(q.values[at] @ k.values[at - step].transpose(-1, -2), k.exponent[at - step][:, :, None, :])
+    base = torch.full((), s.scale_log2, dtype=torch.float32, device=y.device)
+    return y, scaled(base, q.exponent[at])[..., None]
+
+
+def _block_exponents(form: dict[str, Any], z: Tensor) -> Tensor:
+    """Exponents of the blocks of [.., 128 queries, 128 keys], one for every element."""
+    rows, columns = form["group"]["rows"] or TILE, form["group"]["columns"] or TILE
+    blocks = z.abs().unflatten(-1, (TILE // columns, columns)).unflatten(-3, (TILE // rows, rows)).amax((-3, -1))
+    return exponent(blocks, form["rule"]).repeat_interleave(rows, -2).repeat_interleave(columns, -1)
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, s: Settings) -> Saved:
+    """q, k, v from Tiles.gather."""
+    recipe, b = s.recipe, s.code_exponent
+    turn = rotate if s.rotate else (lambda x: x)
+    forms = {name: {use: quantise(x, recipe[name][use], tiles) for use in ("first", "second")}
+             for name, x in (("q", turn(q)), ("k", turn(k)), ("v", v))}
+    q1, k1, v1 = (forms[name]["first"] for name in "qkv")
+    p_form = recipe["p"]["first"]
+    m, l, total = torch.zeros_like(q[..., 0]), torch.zeros_like(q[..., 0]), torch.zeros_like(q)  # noqa: E741
+    for step, at in enumerate(tiles.steps):
+        y, rho = _scores(q1, k1, at, step, s)
+        seen = _diagonal(y.device) if step == 0 else torch.ones((), dtype=torch.bool, device=y.device)
+        x = torch.where(seen, y * rho, -math.inf).amax(-1)
+        old = m[at]
+        if step == 0:
+            new, correction = torch.where(x.abs() >= 65536, x, torch.ceil(x * 32) / 32) + 0.0, torch.zeros_like(x)
+        else:
+            new = torch.where(x > old, old + torch.ceil(x - old), old)
+            new = torch.where(x.abs() >= 65536, torch.maximum(x, old), new) + 0.0
+            correction = exp2(old - new, "hardware")
+        key_exponent = v1.exponent[at - step]
+        if p_form["group"]["kind"] == "blocks":
+            p = torch.where(seen, exp2(fma(y, rho, -new[..., None]), s.kind), 0)
+            e = _block_exponents(p_form, p)
+            codes = scaled(rounded(p * pow2(-e), p_form["element"]), e)
+            row_sum, values, reference = codes.sum(-1), v1.values[at - step] * pow2(key_exponent)[..., None], torch.zeros_like(old).int()
+        else:
+            unfolded = rounded(exp2(fma(y, rho, b - new[..., None]), s.kind), p_form["element"])
+            row_sum = torch.where(seen, unfolded, 0).sum(-1) * 2.0 ** -b
+            greatest = key_exponent.cummax(-1).values if step == 0 else key_exponent.amax(-1, keepdim=True).expand_as(key_exponent)
+            fold = (key_exponent[:, :, None, :] - greatest[..., None] + b).float()
+            codes = torch.where(seen, rounded(exp2(fma(y, rho, fold - new[..., None]), s.kind), p_form["element"]), 0)
+            values, reference = v1.values[at - step], greatest
+        m[at] = new
+        l[at] = l[at] * correction + row_sum
+        total[at] = fma(total[at], correction[..., None], scaled(codes @ values, reference[..., None]))
+    out = total * 2.0 ** -b / l[..., None]
+    return Saved(q1, k1, v1, *(forms[name]["second"] for name in "qkv"), m, l, rounded(out, "bf16")), out
+
+
+def _pre_scale(g: Operand, saved: Saved, tiles: Tiles) -> Tensor:
+    """int32 [tiles, heads, 128]: z of numerics.md §6, from exponents alone."""
+    so_far = [tiles.greatest_so_far(x.greatest[..., None])[..., 0] for x in (saved.v2, saved.k2)]
+    d = g.values.shape[-1]
+    bound = 2.002 * g.values.double().square().sum(-1).sqrt() * saved.l.double() * (448.0 * 448.0 * math.sqrt(d))
+    e = torch.frexp(bound).exponent + so_far[0] + so_far[1] + g.exponent
+    return torch.where((bound > 0) & (bound < 1e300), (15 - e).clamp(-250, 250), 127).int()
+
+
+def _payload(form: dict[str, Any], one: bool, ds: Tensor, g: Operand, partner: Tensor, over_keys: bool,
+             diagonal: bool) -> tuple[Tensor, Tensor]:
+    """dS rounded for one product: values, and the exponents that stay outside, one for every element.
+
+    partner: exponent of the other factor (K for dQ, Q for dK), broadcast over [queries, keys].
+    """
+    kind, rows, columns = form["group"]["kind"], form["group"]["rows"] or TILE, form["group"]["columns"] or TILE
+    rows_exponent = g[..., None]
+    nothing = torch.zeros((), dtype=torch.int32, device=ds.device)
+    if kind == "none":
+        return rounded(scaled(ds, rows_exponent + partner), "bf16"), nothing
+    if kind == "constant":
+        return scaled(rounded(scaled(ds, rows_exponent + 8), form["element"]), partner - 8), nothing
+    if kind != "blocks" or (one and (rows, columns) == (TILE, TILE)):
+        raise NotImplementedError(f"the emulation has no scale group {form['group']} of dS")
+    z = scaled(ds, rows_exponent if one else rows_exponent + partner)
+    if not one and not over_keys and rows > 1 and columns > 1:  # numerics.md §8: only the block's queries from the key on
+        greatest = z.abs().unflatten(-1, (TILE // columns, columns)).amax(-1)  # [.., queries, key blocks]
+        suffix = greatest.unflatten(-2, (TILE // rows, rows)).flip(-2).cummax(-2).values.flip(-2)
+        if diagonal:
+            key = torch.arange(TILE, device=ds.device)
+            start = key[None, :] - rows * torch.arange(TILE // rows, device=ds.device)[:, None]  # of the key inside each block
+            per_key = suffix.repeat_interleave(columns, -1)  # [.., blocks, rows, keys]
+            index = start.clamp(0, rows - 1)[:, None, :].expand(*per_key.shape[:-2], 1, TILE)
+            per_key = torch.where(start < rows, per_key.gather(-2, index)[..., 0, :], 0)
+        else:
+            per_key = suffix[..., 0, :].repeat_interleave(columns, -1)
+        e = exponent(per_key, form["rule"]).repeat_interleave(rows, -2)
+    else:
+        e = _block_exponents(form, z)
+    values = rounded(z * pow2(-e), form["element"])
+    if one:
+        return scaled(values, e + partner), nothing
+    if (columns if over_keys else rows) >= (TILE if over_keys else 64):
+        return values, e
+    return scaled(values, e), nothing
+
+
+def backward(d_out: Tensor, saved: Saved, tiles: Tiles, s: Settings) -> tuple[Tensor, Tensor, Tensor]:
+    """(d_q, d_k, d_v) in the layout of Tiles.gather, float32."""
+    recipe, b = s.recipe, s.code_exponent
+    classical = recipe["d_out"]["first"]["element"] == recipe["d_out"]["second"]["element"] == "bf16"
+    d_o = d_out if classical else torch.where(saved.l[..., None] == 0, 0, d_out / saved.l[..., None])
+    g, g2 = (quantise(d_o, recipe["d_out"][use], tiles) for use in ("first", "second"))
+    d = (g.values * saved.out).sum(-1, keepdim=True)
+    m = saved.m + torch.log2(saved.l.double()).float() if classical else saved.m
+    if s.mistakes.get("backward_reference"):
+        m = torch.ceil(m)
+    kind = s.mistakes.get("backward_exp2", s.kind)
+    m, one = m[..., None], recipe["one_ds_payload"]
+    p_form, ds_first = recipe["p"]["second"], recipe["d_s"]["first"]
+    ds_second = ds_first if one else recipe["d_s"]["second"]
+    half = recipe["accumulation"]["dq_f16"]
+    pre_scale = _pre_scale(g, saved, tiles) if half else None
+    d_q, d_k, d_v = (torch.zeros_like(d_out) for _ in range(3))
+    for step, at in enumerate(tiles.steps):
+        back = at - step
+        y, rho = _scores(saved.q, saved.k, at, step, s)
+        seen = tiles.inside[at][:, None, :, None] & (_diagonal(y.device) if step == 0 else True)
+        if recipe["gradient_p"] == "codes":
+            p = rounded(exp2(fma(y, rho, b - m[at]), kind), recipe["p"]["first"]["element"]) * 2.0 ** -b
+        else:
+            p = exp2(fma(y, rho, -m[at]), kind)
+        e = saved.v2.exponent[back][:, :, None, :]
+        low = e.bitwise_right_shift(1)
+        dp = g.values[at] @ saved.v2.values[back].transpose(-1, -2)
+        ds = torch.where(seen, p * fma(dp * pow2(low), pow2(e - low), -d[at]), 0)
+
+        # dV
+        if p_form["group"]["kind"] == "blocks":
+            p = torch.where(seen, exp2(fma(y, rho, -m[at]), kind), 0)
+            e = _block_exponents(p_form, p)
+            codes = scaled(rounded(p * pow2(-e), p_form["element"]), e + g2.exponent[at][..., None])
+            reference = torch.zeros_like(g2.exponent[at])
+        else:
+            own = g2.exponent[at]
+            reference = own.flip(-1).cummax(-1).values.flip(-1) if step == 0 else own.amax(-1, keepdim=True).expand_as(own)
+            shift = (own[..., None] - reference[:, :, None, :] + b).float()
+            codes = torch.where(seen, rounded(exp2(fma(y, rho, shift - m[at]), kind), p_form["element"]), 0)
+            reference = reference - b
+        d_v[back] += scaled(codes.transpose(-1, -2) @ g2.values[at], reference[..., None])
+
+        # dK: an outer exponent holds for the queries of one block
+        partner = saved.q2.exponent[at][..., None]
+        payload, outer = _payload(ds_second, one, ds, g.exponent[at], partner, False, step == 0)
+        rows = ds_second["group"]["rows"] if outer.dim() else TILE
+        for row in range(0, TILE, rows or TILE):
+            part = payload[..., row:row + rows, :].transpose(-1, -2) @ saved.q2.values[at][..., row:row + rows, :]
+            d_k[back] += scaled(part, outer[..., row, :][..., None]) if outer.dim() else part
+
+        # dQ
+        payload, outer = _payload(ds_first, one, ds, g.exponent[at], saved.k2.exponent[back][:, :, None, :], True, step == 0)
+        part = payload @ saved.k2.values[back]
+        e = outer[..., 0] if outer.dim() else torch.zeros_like(g.exponent[at])
+        if pre_scale is not None:
+            part = scaled(part, (e + pre_scale[at])[..., None]).half().float()
+            d_q[at] = (d_q[at] + part).half().float()
+        else:
+            d_q[at] += scaled(part, e[..., None])
+    if pre_scale is not None:
+        d_q = scaled(d_q, -pre_scale[..., None])
+    if s.rotate:
+        d_q, d_k = rotate_back(d_q), rotate_back(d_k)
+    return d_q * s.scale, d_k * s.scale, d_v
+
+
+class _Emulated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, s: Settings) -> Tensor:
+        ctx.saved, out = forward(*(tiles.gather(x) for x in (q, k, v)), tiles, s)
+        ctx.tiles, ctx.settings, ctx.dtype = tiles, s, q.dtype
+        return tiles.scatter(out).to(q.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = backward(ctx.tiles.gather(d_out), ctx.saved, ctx.tiles, ctx.settings)
+        return (*(ctx.tiles.scatter(x).to(ctx.dtype) for x in gradients), None, None)
+
+
+@register("emulated")
+def emulated(argument: str, row: int) -> Attention:
+    """Any recipe of E4M3 or BF16 operands with power-of-two scales, on the device of its input."""
+    recipe, *options = argument.split("+")
+    if not recipe:
+        raise ValueError("attention 'emulated' needs a recipe, for example --attention emulated:fp8-tensor")
+    mistakes = dict(option.partition("=")[::2] for option in options)
+    for name, value in mistakes.items():
+        if value not in MISTAKES.get(name, ()):
+            raise ValueError(f"attention 'emulated' has no option {name}={value}; it has "
+                             + ", ".join(f"{n}={v}" for n, values in MISTAKES.items() for v in values))
+    settings_of(recipe, 1.0, 128, mistakes)  # a recipe that is not emulated fails now
+    last: list[Any] = [None, -1, None]       # the layers of a step share their documents: cu_seqlens, its version, its tiles
+
+    @torch.compiler.disable
+    def attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
+        if torch.get_float32_matmul_precision() != "highest":
+            raise RuntimeError("attention 'emulated' needs torch.set_float32_matmul_precision('highest'); TF32 rounds differently")
+        if q.shape != k.shape or q.shape != v.shape:
+            raise NotImplementedError("the emulation has no grouped-query heads")
+        if last[0] is not cu_seqlens or last[1] != cu_seqlens._version:
+            last[:] = [cu_seqlens, cu_seqlens._version, Tiles(cu_seqlens, q.shape[0])]
+        with torch.autocast(q.device.type, enabled=False):
+            return _Emulated.apply(q, k, v, last[2], settings_of(recipe, scale, q.shape[-1], mistakes))
+    return attention

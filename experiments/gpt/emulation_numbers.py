@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Formats, exponents, rotation and quantised operands in torch, with the bits of docs/numerics.md §5 and §8. For emulation.py only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TILE = 128  # queries and keys of a tile, counted from the document's start
+SIGNS = 0x243F6A8885A308D313198A2E03707344  # the fraction of pi: bit c from the top negates channel c
+NORM = {64: 0x3E000000, 128: 0x3DB504F3}    # FP32 1 / sqrt(d)
+LEAST = -127                                # exponent of a group of zeros
+
+
+# ---- floats ----
+
+def pow2(e: Tensor) -> Tensor:
+    """float32 2^e; e int32, clamped to the normal range."""
+    return (e.clamp(-126, 127) + 127).bitwise_left_shift(23).view(torch.float32)
+
+
+def scaled(x: Tensor, e: Tensor) -> Tensor:
+    """x * 2^e as two normal factors, so that no constant is subnormal."""
+    low = e.bitwise_right_shift(1)
+    return x * pow2(low) * pow2(e - low)
+
+
+def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """a * b + c, rounded to float32 once: in float64 the product is exact."""
+    return torch.addcmul(c.double(), a.double(), b.double()).float()
+
+
+def exp2(x: Tensor, kind: str) -> Tensor:
+    """2^x as src/numerics/exp2.hpp has it: 0 from -126 down."""
+    if kind == "hardware":
+        return torch.where(x <= -126, 0, torch.exp2(x))
+    if kind not in ("mitchell", "schraudolph"):
+        raise NotImplementedError(f"the emulation has no exp2 = {kind}; it has hardware, mitchell and schraudolph")
+    line = ((x + (127 - (0.04303566 if kind == "schraudolph" else 0))) * 8388608).clamp(8388608, 255 * 8388608)
+    return torch.where(x <= -126, 0, line.int().view(torch.float32))
+
+
+def rounded(x: Tensor, element: str) -> Tensor:
+    """The value of the code nearest x; saturates."""
+    if element == "bf16":
+        return x.bfloat16().float()
+    if element == "e4m3":
+        return x.clamp(-448, 448).to(torch.float8_e4m3fn).float()
+    raise NotImplementedError(f"the emulation has no element {element}; it has bf16 and e4m3")
+
+
+def exponent(amax: Tensor, rule: str) -> Tensor:
+    """int32: least e with amax <= 448 * 2^e (ceil), or floor(log2 amax) - 8."""
+    bits = amax.contiguous().view(torch.int32)
+    e = bits.bitwise_right_shift(23) - 135
+    if rule == "ceil":
+        e = e + ((bits & 0x7FFFFF) > 0x600000).int()
+    elif rule != "floor":
+        raise NotImplementedError(f"the emulation has no scale rule {rule}; it has ceil and floor")
+    return torch.where(bits == 0, LEAST, e.clamp_min(LEAST))
+
+
+# ---- rotation ----
+
+def _signs(d: int, device: torch.device) -> Tensor:
+    return torch.tensor([-1.0 if SIGNS >> (127 - c) & 1 else 1.0 for c in range(d)], device=device)
+
+
+def _butterfly(x: Tensor) -> Tensor:
+    d = x.shape[-1]
+    h = 1
+    while h < d:
+        a, b = x.unflatten(-1, (d // (2 * h), 2, h)).unbind(-2)
+        x = torch.stack([a + b, a - b], -2).flatten(-3)
+        h *= 2
+    return x * torch.tensor(NORM[d], dtype=torch.int32, device=x.device).view(torch.float32)
+
+
+def rotate(x: Tensor) -> Tensor:
+    return _butterfly(x * _signs(x.shape[-1], x.device))
+
+
+def rotate_back(x: Tensor) -> Tensor:
+    return _butterfly(x) * _signs(x.shape[-1], x.device)
+
+
+# ---- tiles ----
+
+class Tiles:
+    """The documents of a packed row, cut into tiles of 128 tokens from each document's start."""
+
+    def __init__(self, cu_seqlens: Tensor, tokens: int) -> None:
+        edges = cu_seqlens.tolist()
+        first, depth, document, left = [], [], [], []
+        for number, (begin, end) in enumerate(zip(edges, edges[1:], strict=False)):
+            for tile, start in enumerate(range(begin, end, TILE)):
+                first.append(start), depth.append(tile), document.append(number), left.append(end - start)
+        device = cu_seqlens.device
+        lane = torch.arange(TILE, device=device)
+        self.tokens = tokens
+        # [tiles, 128]: is the lane a token, and which one of the packed row; `tokens` beyond the document's end
+        self.inside = lane < torch.tensor(left, device=device)[:, None]
+        self.index = torch.where(self.inside, torch.tensor(first, device=device)[:, None] + lane, tokens)
+        self.document = torch.tensor(document, dtype=torch.int32, device=device)
+        # steps[s]: tiles that have a tile s places before them in their document
+        self.steps = [torch.tensor([i for i, d in enumerate(depth) if d >= s], device=device) for s in range(max(depth, default=-1) + 1)]
+
+    def gather(self, x: Tensor) -> Tensor:
+        """[tokens, heads, d] -> float32 [tiles, heads, 128, d]; 0 beyond the document's end."""
+        padded = torch.cat([x.float(), x.new_zeros((1, *x.shape[1:]), dtype=torch.float32)])
+        return padded[self.index].transpose(1, 2).contiguous()
+
+    def scatter(self, x: Tensor) -> Tensor:
+        """The reverse; 0 for tokens of no document."""
+        out = x.new_zeros((self.tokens + 1, x.shape[1], x.shape[3]))
+        out[self.index.flatten()] = x.transpose(1, 2).flatten(0, 1)
+        return out[:-1]
+
+    def greatest_so_far(self, e: Tensor) -> Tensor:
+        """Prefix maximum of [tiles, heads, blocks, groups] over each document's tiles and blocks."""
+        tiles, heads, blocks, groups = e.shape
+        offset = 1024 * self.document[:, None, None, None]  # documents follow each other: an earlier one never wins
+        flat = (e + offset).permute(1, 3, 0, 2).flatten(2)
+        return flat.cummax(-1).values.view(heads, groups, tiles, blocks).permute(2, 0, 3, 1) - offset
+
+
+@dataclass
+class Operand:
+    """A quantised form of Q, K, V or dO."""
+    values: Tensor    # float32 [tiles, heads, 128, d]: code values, with scales that vary along the channels multiplied in
+    exponent: Tensor  # int32 [tiles, heads, 128]: the power of two outside
+    greatest: Tensor  # int32 [tiles, heads, 128]: greatest exponent of the token's codes
+
+
+def quantise(x: Tensor, form: dict[str, Any], tiles: Tiles) -> Operand:
+    """x from Tiles.gather; form: a quantisation of a recipe's JSON. Finite input only."""
+    count, heads, _, d = x.shape
+    zero = torch.zeros((count, heads, TILE), dtype=torch.int32, device=x.device)
+    if form["element"] == "bf16":
+        return Operand(rounded(x, "bf16"), zero, zero)
+    group, rule = form["group"], form["rule"]
+    if form["scale"] != "ue8m0":
+        raise NotImplementedError(f"the emulation has no {form['scale']} scales of Q, K, V and dO; it has powers of two (ue8m0)")
+    if group["kind"] in ("tensor", "head"):
+        axes = (0, 1, 2, 3) if group["kind"] == "tensor" else (0, 2, 3)
+        e = exponent(x.abs().amax(axes, keepdim=True), rule).expand(count, heads, TILE, 1)
+    elif group["kind"] == "blocks" and group["rows"] > 0:
+        rows, columns = group["rows"], min(group["columns"] or d, d)
+        blocks = x.view(count, heads, TILE // rows, rows, d // columns, columns)
+        e = exponent(blocks.abs().amax((3, 5)), rule)
+        if form["sticky"]:
+            e = tiles.greatest_so_far(e)
+        e = e.repeat_interleave(rows, 2)
+    else:
+        raise NotImplementedError(f"the emulation has no scale group {group} of Q, K, V and dO")
+    wide = e.repeat_interleave(d // e.shape[3], 3)
+    codes = rounded(x * pow2(-wide), form["element"])
+    if e.shape[3] > 1:
+        return Operand(codes * pow2(wide), zero, e.amax(3))
+    return Operand(codes, e[..., 0], e[..., 0])
