@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/pytorch.md shows runs as it stands there."""
+"""What the README and docs/pytorch.md show runs as it stands there."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="flamia's Python tests need PyTorch 2.11 or later")
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/pytorch.md"
+README, PAGE = (Path(__file__).resolve().parents[2] / name for name in ("README.md", "docs/pytorch.md"))
 
 
-def blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
 
 
 def test_training_script_lowers_the_loss() -> None:
-    script, = (b for b in blocks() if "optimizer.step()" in b)
-    assert len([line for line in script.splitlines() if line.strip()]) <= 32
+    script, = (b for b in blocks(README) if "optimizer.step()" in b)
+    assert len([line for line in script.splitlines() if line.strip()]) <= 30
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     losses = [float(x) for x in re.findall(r"loss ([0-9.]+)", done.stdout)]
-    assert len(losses) == 6 and losses[0] > 5 and losses[-1] < 2.6, done.stdout
+    assert len(losses) == 6 and losses[0] > 5 and losses[-1] < 3, done.stdout
 
 
 def test_the_other_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +33,6 @@ def test_the_other_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     q, k, v = (torch.randn(64, 4, 64, requires_grad=True) for _ in range(3))
     model = torch.nn.Linear(4, 4)
     given = {"torch": torch, "q": q, "k": k, "v": v, "cu_seqlens": torch.tensor([0, 20, 64], dtype=torch.int32), "model": model}
-    others = [b for b in blocks() if "optimizer.step()" not in b]
-    assert others
-    for block in others:
+    assert blocks(PAGE)
+    for block in blocks(PAGE):
         exec(compile(block, PAGE.name, "exec"), dict(given))
