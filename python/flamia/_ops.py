@@ -9,7 +9,7 @@
     q, d_q             [tokens, query_heads, head_dim], bfloat16, float16 or float32; contiguous channels
     k, v, d_k, d_v     [tokens, key_heads, head_dim]
     cu_seqlens         int32 [documents + 1]
-    out, d_out         as q. out is bfloat16 for bfloat16 input, else float32 (the library writes no float16)
+    out, d_out         as q. out is bfloat16 for bfloat16 input and on a GPU, else float32 (the library writes no float16)
     lse                float32 [query_heads, tokens], natural logarithm; +inf for a row that sees no key. It has no gradient
     saved              uint8 [bytes of the plan]: codes, scales and row statistics; empty without `training`
     d_q, d_k, d_v      in the dtype of out
@@ -60,8 +60,9 @@ _OPS.define("attn_backward(Tensor d_out, Tensor out, Tensor cu_seqlens, Tensor s
 _DTYPES = {torch.float32: _library.F32, torch.float16: _library.F16, torch.bfloat16: _library.BF16}
 
 
-def _out_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+def _out_dtype(x: Tensor) -> torch.dtype:
+    """Of the output for q, and of gradients for an output."""
+    return torch.bfloat16 if x.dtype == torch.bfloat16 or x.device.type == "cuda" else torch.float32
 
 
 # ---- memory ----
@@ -83,9 +84,13 @@ def _aligned(saved: Tensor) -> Tensor:
 
 
 def _readable(x: Tensor) -> Tensor:
-    """x, or a dense copy: of gradients with strided channels, and of expanded tensors (to the library a stride of 0 means dense)."""
-    if (x.shape[2] > 1 and x.stride(2) != 1) or any(n > 1 and s == 0 for n, s in zip(x.shape, x.stride(), strict=True)):
+    """x, or a dense copy: of gradients with strided channels, of expanded tensors (to the library a stride of 0 means dense), and of what
+    a GPU cannot load 16 bytes at a time."""
+    strides = [s for n, s in zip(x.shape, x.stride(), strict=True) if n > 1]
+    if (x.shape[2] > 1 and x.stride(2) != 1) or 0 in strides:
         return x.contiguous()
+    if x.is_cuda and (x.data_ptr() % 16 != 0 or any(s != 1 and s * x.element_size() % 16 != 0 for s in strides)):
+        return x.clone(memory_format=torch.contiguous_format)
     return x
 
 
@@ -125,7 +130,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, recipe: str, c
     if debug:
         check_lengths(cu_seqlens, q.shape[0])
     q, k, v, cu_seqlens = _readable(q), _readable(k), _readable(v), cu_seqlens.contiguous()
-    out = torch.empty(q.shape, dtype=_out_dtype(q.dtype), device=q.device)
+    out = torch.empty(q.shape, dtype=_out_dtype(q), device=q.device)
     lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
     saved = _buffer(made.saved_bytes, q.device)
     workspace = _buffer(made.forward_bytes, q.device)
@@ -148,7 +153,7 @@ def _backward(d_out: Tensor, out: Tensor, cu_seqlens: Tensor, saved: Tensor, key
     if watcher is not None:
         watcher._backward(d_out, saved)
     d_out, out, cu_seqlens, saved = _readable(d_out), _readable(out), cu_seqlens.contiguous(), _aligned(saved)
-    d_q = torch.empty(out.shape, dtype=_out_dtype(out.dtype), device=out.device)
+    d_q = torch.empty(out.shape, dtype=_out_dtype(out), device=out.device)
     d_k, d_v = (d_q.new_empty((out.shape[0], key_heads, out.shape[2])) for _ in range(2))
     workspace = _buffer(made.backward_bytes, out.device)
     args = _library.BackwardArgs(sizeof(_library.BackwardArgs), _view(out), _view(d_out), cu_seqlens.data_ptr(), _view(d_q),
@@ -179,7 +184,7 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, recipe: s
     check_forward(q, k, v, cu_seqlens)
     size = _saved_size(q, k, cu_seqlens, recipe=recipe, causal=causal, left=window_left, right=window_right, scale=float(scale),
                        deterministic=deterministic, training=training)
-    return (q.new_empty(q.shape, dtype=_out_dtype(q.dtype)), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32),
+    return (q.new_empty(q.shape, dtype=_out_dtype(q)), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32),
             q.new_empty((size,), dtype=torch.uint8))
 
 
@@ -187,7 +192,7 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, recipe: s
 def _backward_fake(d_out: Tensor, out: Tensor, cu_seqlens: Tensor, saved: Tensor, key_heads: int, recipe: str, causal: bool,
                    window_left: int, window_right: int, scale: float, deterministic: bool) -> Outputs:
     check_backward(d_out, out, cu_seqlens, saved)
-    d_q = out.new_empty(out.shape, dtype=_out_dtype(out.dtype))
+    d_q = out.new_empty(out.shape, dtype=_out_dtype(out))
     d_k, d_v = (d_q.new_empty((out.shape[0], key_heads, out.shape[2])) for _ in range(2))
     return d_q, d_k, d_v
 

@@ -134,7 +134,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, *, causal
     out, lse, _ = torch.ops.flamia.attn_forward(q, k, v, cu_seqlens, recipe.name if isinstance(recipe, Recipe) else recipe,
                                                 causal, *_window(window), _scale(scale),
                                                 deterministic or torch.are_deterministic_algorithms_enabled(), training)
-    if q.dtype == torch.float16 and out.dtype == torch.float32:
+    if q.dtype == torch.float16 and not torch.is_autocast_enabled(q.device.type):
         out = out.to(torch.float16)
     if len(shape) == 4:
         out, lse = out.view(*shape[:2], *out.shape[1:]), lse.view(lse.shape[0], *shape[:2]).transpose(0, 1)

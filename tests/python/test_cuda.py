@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA tensors on a Hopper GPU. The backward cases check for the error as long as that backend cannot train."""
+"""CUDA tensors on a Hopper GPU."""
 
 from __future__ import annotations
 
@@ -35,24 +35,112 @@ def test_forward_as_on_the_cpu(recipe: str, head_dim: int) -> None:
     assert out.is_cuda and lse.is_cuda
     limit = 0.05  # one code of P more or less; a lost row is 1
     assert exact.worst_row(out.cpu(), wanted) < limit
-    torch.testing.assert_close(lse.cpu(), wanted_lse, atol=0.02, rtol=0)
-    wrong, _ = exact.attention(q, k, v, cu, window=(40, -1))
-    assert exact.worst_row(out.cpu(), wrong) > limit
+    # rows of few keys: one code of P more or less is up to 2^-4 of l
+    torch.testing.assert_close(lse.cpu(), wanted_lse, atol=0.04, rtol=0)
+    wrong, wrong_lse = exact.attention(q, k, v, cu, window=(40, -1))
+    assert exact.worst_row(out.cpu(), wrong) > limit and float((wrong_lse - wanted_lse)[:, :198].abs().max()) > 0.1
 
 
-def test_training() -> None:
-    q, k, v, d_out, cu = inputs()
-    leaves = [x.cuda().requires_grad_() for x in (q, k, v)]
+def run(q, k, v, cu, d_out, recipe: str = "mxfp8", attend=flamia.attention) -> list[torch.Tensor]:
+    """(out, d_q, d_k, d_v)."""
+    leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
     try:
-        out = flamia.attention(*leaves, cu.cuda())
+        out = attend(*leaves, cu, recipe=recipe)
     except NotImplementedError as error:
-        assert "backward" in str(error)
-        return
-    out.backward(d_out.cuda())
-    on_cpu = [x.requires_grad_() for x in (q, k, v)]
-    flamia.attention(*on_cpu, cu).backward(d_out)
-    for a, b in zip(leaves, on_cpu, strict=True):
-        assert exact.distance(a.grad.cpu(), b.grad) < 1e-4
+        if "backward" in str(error):
+            pytest.skip("this build has no backward pass for CUDA tensors")
+        raise
+    out.backward(d_out)
+    return [out.detach(), *(x.grad for x in leaves)]
+
+
+def on_gpu(*tensors):
+    return [x.cuda() for x in tensors]
+
+
+@pytest.fixture
+def _deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8-exact"])
+def test_gradients_as_on_the_cpu(recipe: str, head_dim: int) -> None:
+    q, k, v, d_out, cu = inputs(head_dim)
+    got = run(*on_gpu(q, k, v, cu, d_out), recipe)
+    wanted = run(q, k, v, cu, d_out, recipe)
+    limit = 5e-4  # of 1 - cosine: the Hopper accumulator keeps 13 bits; quantisation itself costs 2e-3
+    assert all(exact.distance(a.cpu(), b) < limit for a, b in zip(got, wanted, strict=True))
+    assert all(not bool(x[CU[-1]:].any()) for x in got)  # tokens of no document
+    shifted = torch.tensor([0, 71, 71, 71, 198], dtype=torch.int32)
+    wrong = run(q, k, v, shifted, d_out, recipe)
+    assert all(exact.distance(a.cpu(), b) > limit for a, b in zip(got, wrong, strict=True))
+
+
+@pytest.mark.usefixtures("_deterministic")
+def test_deterministic_gradients_repeat() -> None:
+    arguments = on_gpu(*(inputs()[i] for i in (0, 1, 2, 4, 3)))
+    first = run(*arguments, "mxfp8-exact")
+    for _ in range(5):
+        assert all(torch.equal(a, b) for a, b in zip(first, run(*arguments, "mxfp8-exact"), strict=True))
+
+
+@pytest.mark.usefixtures("_deterministic")
+def test_later_tokens_and_other_documents_do_not_reach() -> None:
+    q, k, v, d_out, cu = inputs()
+    plain = run(*on_gpu(q, k, v, cu, d_out), "mxfp8-exact")
+    cut = 150  # inside the last document, 71 ... 197
+    loud = [torch.cat([x[:cut], x[cut:198] * 1024, x[198:]]) for x in (q, k, v, d_out)]
+    changed = run(*on_gpu(*loud[:3], cu, loud[3]), "mxfp8-exact")
+    for i, (a, b) in enumerate(zip(plain, changed, strict=True)):
+        kept = 71 if i >= 2 else cut  # dK and dV of earlier keys hear later queries; those of other documents do not
+        assert torch.equal(a[:kept], b[:kept]) and not torch.equal(a[cut:198], b[cut:198])
+
+
+@pytest.mark.usefixtures("_deterministic")
+def test_graph_of_a_training_step_with_other_lengths() -> None:
+    q, k, v, d_out, cu = on_gpu(*inputs())
+    run(q, k, v, cu, d_out)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # gradients must exist before the capture
+        flamia.attention(*leaves, cu).backward(d_out)
+    torch.cuda.current_stream().wait_stream(stream)
+    with torch.cuda.graph(graph):
+        out = flamia.attention(*leaves, cu)
+        gradients = torch.autograd.grad(out, leaves, d_out)
+    for lengths in ([0, 10, 20, 30, TOKENS], CU):
+        cu.copy_(torch.tensor(lengths, dtype=torch.int32))
+        graph.replay()
+        eager = run(q, k, v, cu, d_out)
+        assert all(torch.equal(a, b) for a, b in zip((out, *gradients), eager, strict=True))
+
+
+@pytest.mark.usefixtures("_deterministic")
+def test_compiled_training_step() -> None:
+    q, k, v, d_out, cu = on_gpu(*inputs())
+    torch.compiler.reset()
+    compiled = torch.compile(flamia.attention, fullgraph=True, backend="aot_eager")
+    wanted = run(q, k, v, cu, d_out)
+    assert all(torch.equal(a, b) for a, b in zip(run(q, k, v, cu, d_out, attend=compiled), wanted, strict=True))
+
+
+def test_float16_and_views() -> None:
+    q, k, v, d_out, cu = on_gpu(*inputs())
+    half = [x.to(torch.float16) for x in (q, k, v, d_out)]
+    got = run(*half[:3], cu, half[3])
+    assert all(x.dtype == torch.float16 for x in got)
+    wanted = run(q, k, v, cu, d_out)
+    assert all(exact.distance(a.float().cpu(), b.float().cpu()) < 5e-4 for a, b in zip(got, wanted, strict=True))
+    wide = torch.cat([q, k, v], dim=1)  # one projection, cut into views
+    views = wide.split([4, 2, 2], dim=1)
+    assert all(exact.distance(a.cpu(), b.cpu()) < 1e-6 for a, b in zip(run(*views, cu, d_out), wanted, strict=True))
+    odd = [torch.nn.functional.pad(x, (1, 2))[..., 1:-2] for x in (q, k, v, d_out)]  # strides and addresses that the GPU cannot load
+    assert all(exact.distance(a.cpu(), b.cpu()) < 1e-6 for a, b in zip(run(*odd[:3], cu, odd[3]), wanted, strict=True))
 
 
 @torch.no_grad()
@@ -108,5 +196,5 @@ def test_cpu_tensors_among_cuda_tensors() -> None:
         flamia.attention(q.cuda(), k.cuda(), v.cuda(), cu)
     with pytest.raises(ValueError, match="k is on cpu and q on cuda:0"):
         flamia.attention(q.cuda(), k, v.cuda(), cu.cuda())
-    with pytest.raises(NotImplementedError, match="head_dim = 32"):
+    with pytest.raises(NotImplementedError, match="head.dim.*32"):
         flamia.attention(q.cuda()[..., :32], k.cuda()[..., :32], v.cuda()[..., :32], cu.cuda())
