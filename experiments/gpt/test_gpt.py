@@ -18,6 +18,7 @@ pytest.importorskip("safetensors", reason="the GPT experiment needs safetensors:
 
 import attention as attentions  # noqa: E402
 import capture  # noqa: E402
+import runs  # noqa: E402
 import train  # noqa: E402
 from data import Packed, gather, read_documents  # noqa: E402
 from model import GPT, Config, loss  # noqa: E402
@@ -197,3 +198,22 @@ def test_committed_captures_are_what_their_readme_says(name: str, layer: str) ->
     assert tensors.pop("cu_seqlens").tolist() == [0, 62, 363, 610, 813, 1024]
     assert all(x.shape == (1024, 3, 128) and x.dtype == torch.bfloat16 and x.isfinite().all() for x in tensors.values())
     assert all(float(x.float().norm(dim=-1).min()) > 0 for x in tensors.values())  # no token was left unwritten
+
+
+def test_several_runs_go_on_where_they_stopped(corpus: Path, tmp_path: Path) -> None:
+    common = tiny(corpus, tmp_path / "unused", "--steps", "8", "--deterministic")
+    for name in ("--out", "--attention"):
+        at = common.index(name)
+        del common[at:at + 2]
+
+    def command(seconds: str) -> list[str]:
+        return ["--attention", "sdpa", "exact", "--seeds", "1", "2", "--out", str(tmp_path / "runs"), "--results", str(tmp_path / "results"),
+                "--seconds", seconds, "--", *common]
+    assert runs.main(command("0")) == 1 and not (tmp_path / "results").exists()
+    assert runs.main(command("1e9")) == 0
+    assert len(list((tmp_path / "results").iterdir())) == 4 * 4
+    before = (tmp_path / "runs/sdpa-seed1/train.csv").stat().st_mtime_ns
+    assert runs.main(command("1e9")) == 0 and (tmp_path / "runs/sdpa-seed1/train.csv").stat().st_mtime_ns == before
+    assert runs.name_of("emulated:mxfp8 p-in-ds=codes") == "emulated-mxfp8-p-in-ds-codes"
+    text = (tmp_path / "results/run-exact-seed2.json").read_text()
+    assert str(tmp_path) not in text

@@ -156,6 +156,8 @@ def train(args: argparse.Namespace) -> dict[str, float]:
     torch.manual_seed(args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
     device, checkpoint = torch.device(args.device), args.out / "checkpoint.pt"
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
 
     train_documents, held_out_documents = read_documents(args.data)
     packed = Packed(train_documents, args.context, args.rows, args.seed)
