@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
             left = args.seconds - (time.monotonic() - began)
             more = ["--resume"] if (folder / "checkpoint.pt").is_file() else []
             told = train.arguments([*args.rest, "--attention", attention, "--seed", str(seed), "--out", str(folder),
-                                    "--max-seconds", str(left), *more])
+                                    f"--max-seconds={max(0.0, left)}", *more])
             if not finished(folder, told.steps):
                 if left <= 0:
                     missing += 1
