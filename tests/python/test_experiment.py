@@ -54,6 +54,19 @@ def test_trains(corpus: Path, tmp_path: Path, attention: str) -> None:
     assert all(0 <= float(line["ds_lost_dq"]) < 1e-3 for line in lines)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU")
+def test_on_a_gpu_a_resumed_run_is_the_unbroken_one(corpus: Path, tmp_path: Path) -> None:
+    more = ("--attention", "flamia:mxfp8-exact", "--deterministic", "--device", "cuda", "--width", "128", "--head-dim", "64",
+            "--eval-every", "8", "--checkpoint-every", "8")
+    whole, result = losses(corpus, tmp_path / "a", *more)
+    losses(corpus, tmp_path / "b", *more, "--max-seconds", "0")  # stops after two steps
+    parts, again = losses(corpus, tmp_path / "b", *more, "--resume")
+    assert whole == parts and result["val_loss_own"] == again["val_loss_own"] and whole[-1] < whole[0] - 1
+    a, b = (torch.load(tmp_path / run / "checkpoint.pt", weights_only=True)["model"] for run in "ab")
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
 def test_a_broken_convention_shows_in_the_health(corpus: Path, tmp_path: Path) -> None:
     losses(corpus, tmp_path / "own", "--attention", "emulated:mxfp8+backward_reference=integer")
     with (tmp_path / "own/health.csv").open(newline="") as source:
