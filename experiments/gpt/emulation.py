@@ -265,7 +265,7 @@ class _Emulated(torch.autograd.Function):
 
 @register("emulated")
 def emulated(argument: str, row: int) -> Attention:
-    """Any recipe of E4M3 or BF16 operands with power-of-two scales, on the device of its input."""
+    """Any recipe of E4M3 operands with power-of-two scales, NVFP4 along the channels or BF16, on the device of its input."""
     recipe, *options = argument.split("+")
     if not recipe:
         raise ValueError("attention 'emulated' needs a recipe, for example --attention emulated:fp8-tensor")

@@ -49,7 +49,11 @@ def rounded(x: Tensor, element: str) -> Tensor:
         return x.bfloat16().float()
     if element == "e4m3":
         return x.clamp(-448, 448).to(torch.float8_e4m3fn).float()
-    raise NotImplementedError(f"the emulation has no element {element}; it has bf16 and e4m3")
+    if element == "e2m1":  # 0, .5, 1, 1.5, 2, 3, 4, 6: ties to even multiples of the step are ties to even codes
+        size = x.abs().clamp(max=6)
+        step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+        return torch.copysign(torch.round(size / step) * step, x)
+    raise NotImplementedError(f"the emulation has no element {element}; it has bf16, e4m3 and e2m1")
 
 
 def exponent(amax: Tensor, rule: str) -> Tensor:
@@ -135,6 +139,24 @@ class Operand:
     greatest: Tensor  # int32 [tiles, heads, 128]: greatest exponent of the token's codes
 
 
+def _nvfp4(x: Tensor, form: dict[str, Any], largest: float) -> tuple[Tensor, Tensor]:
+    """(values, scales) of groups along the last axis, with an E4M3 scale of amax / largest."""
+    scale = rounded(x.abs().amax(-1, keepdim=True) / (largest * form["tensor_scale"]), "e4m3") * form["tensor_scale"]
+    values = torch.where(scale == 0, 0, rounded(x / torch.where(scale == 0, 1, scale), "e2m1") * scale)
+    return values, scale
+
+
+def quantise_nvfp4(x: Tensor, form: dict[str, Any]) -> Operand:
+    groups = x.unflatten(-1, (-1, form["group"]["columns"]))
+    values, scale = _nvfp4(groups, form, 6.0)
+    if form["rule"] == "amax_or_smaller":
+        others, other = _nvfp4(groups, form, 4.0)
+        better = (others - groups).square().sum(-1, keepdim=True) < (values - groups).square().sum(-1, keepdim=True)
+        values, scale = torch.where(better, others, values), torch.where(better, other, scale)
+    greatest = torch.where(scale > 0, torch.ceil(torch.log2(scale)), LEAST).amax((-2, -1)).int()
+    return Operand(values.flatten(-2), torch.zeros_like(greatest), greatest)
+
+
 def quantise(x: Tensor, form: dict[str, Any], tiles: Tiles) -> Operand:
     """x from Tiles.gather; form: a quantisation of a recipe's JSON. Finite input only."""
     count, heads, _, d = x.shape
@@ -142,6 +164,8 @@ def quantise(x: Tensor, form: dict[str, Any], tiles: Tiles) -> Operand:
     if form["element"] == "bf16":
         return Operand(rounded(x, "bf16"), zero, zero)
     group, rule = form["group"], form["rule"]
+    if form["element"] == "e2m1" and form["scale"] == "e4m3" and group["kind"] == "blocks" and group["rows"] == 1:
+        return quantise_nvfp4(x, form)
     if form["scale"] != "ue8m0":
         raise NotImplementedError(f"the emulation has no {form['scale']} scales of Q, K, V and dO; it has powers of two (ue8m0)")
     if group["kind"] in ("tensor", "head"):
