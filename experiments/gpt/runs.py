@@ -5,8 +5,8 @@
     python3 experiments/gpt/runs.py --attention varlen flamia:mxfp8 flamia:mxfp8-exact --seeds 1 2 3 --out RUNS --results RESULTS \
         -- --steps 6000 --compile
 
-All attentions of a seed come before the next seed. A finished run is left alone and a cut one (--seconds, a crash) goes on from its last
-checkpoint, so the same command finishes what is missing. Arguments after `--` go to train.py. A finished run leaves four files in --results,
+All attentions of a seed come before the next seed. A run whose figures lie in --results is left alone and a cut one (--seconds, a crash)
+goes on from its last checkpoint, so the same command finishes what is missing. Arguments after `--` go to train.py. A finished run leaves four files in --results,
 run-NAME-seedN.json, train-, eval- and health-NAME-seedN.csv, which tools/plots/training.py makes a table of.
 """
 
@@ -32,8 +32,8 @@ def name_of(attention: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-")
 
 
-def finished(folder: Path, steps: int) -> bool:
-    facts = folder / "run.json"
+def finished(facts: Path, steps: int) -> bool:
+    """Whether run.json tells of a run that made all its steps."""
     return facts.is_file() and json.loads(facts.read_text()).get("steps_done") == steps
 
 
@@ -66,7 +66,9 @@ def main(argv: list[str] | None = None) -> int:
             more = ["--resume"] if (folder / "checkpoint.pt").is_file() else []
             told = train.arguments([*args.rest, "--attention", attention, "--seed", str(seed), "--out", str(folder),
                                     f"--max-seconds={max(0.0, left)}", *more])
-            if not finished(folder, told.steps):
+            if finished(args.results / f"run-{label}.json", told.steps):
+                continue
+            if not finished(folder / "run.json", told.steps):
                 if left <= 0:
                     missing += 1
                     continue
@@ -78,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
                     train.train(told)
                 except (RuntimeError, NotImplementedError) as error:  # a diverged loss, or an attention that does not run here
                     print(f"{label} failed: {error}", flush=True)
-            if finished(folder, told.steps):
+            if finished(folder / "run.json", told.steps):
                 collect(folder, args.results, label)
             else:
                 missing += 1

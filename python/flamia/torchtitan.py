@@ -49,8 +49,9 @@ class FlamiaAttention(VarlenAttention):
                                       "attention sinks or gates on it")
         left, right = self.window_size
         causal = right == 0
-        out = attention(*(x.flatten(0, 1) for x in (q_BLNH, k_BLNH, v_BLNH)), attention_masks.cu_seq_q, causal=causal,
-                        window=(left, -1 if causal else right), scale=scale, recipe=self.recipe)
+        q, k, v = (x.flatten(0, 1) for x in (q_BLNH, k_BLNH, v_BLNH))
+        out = attention(q, k, v, attention_masks.cu_seq_q, causal=causal, window=(left, -1 if causal else right), scale=scale,
+                        recipe=self.recipe)
         return out.view(*q_BLNH.shape[:2], *out.shape[1:]).to(q_BLNH.dtype)
 
 

@@ -4,8 +4,8 @@
   training.py RESULTS [PAGE.md]    writes RESULTS/training.png; puts the table into PAGE.md between
                                    `<!-- training table: begin -->` and `<!-- training table: end -->`, else prints it
 
-A run NAME-seedN is four files: run-NAME-seedN.json, train-, eval- and health-NAME-seedN.csv (health is optional). Runs with other steps, sizes or
-data than the first are not compared with it: they get a table of their own.
+A run NAME-seedN is four files: run-NAME-seedN.json, train-, eval- and health-NAME-seedN.csv (health is optional), in RESULTS or a folder of it. Runs with
+other steps or sizes than the first are not compared with it: they get a table of their own.
 """
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Run:
 
 def read(folder: Path) -> list[Run]:
     runs = []
-    for path in sorted(folder.glob("run-*.json")):
+    for path in sorted(folder.rglob("run-*.json"), key=lambda path: (len(path.parts), path)):
         if not (found := re.fullmatch(r"run-(.+)-seed(\d+)", path.stem)):
             raise SystemExit(f"{path}: a run is called run-NAME-seedN.json")
         part = path.stem.removeprefix("run-")
-        health = folder / f"health-{part}.csv"
-        runs.append(Run(found[1], found[2], json.loads(path.read_text()), style.read(folder / f"train-{part}.csv", "step", "grad_norm"),
-                        style.read(folder / f"eval-{part}.csv", "step", "val_loss_own", "val_loss_exact"),
+        health = path.with_name(f"health-{part}.csv")
+        runs.append(Run(found[1], found[2], json.loads(path.read_text()), style.read(path.with_name(f"train-{part}.csv"), "step", "grad_norm"),
+                        style.read(path.with_name(f"eval-{part}.csv"), "step", "val_loss_own", "val_loss_exact"),
                         style.read(health, "step", "layer") if health.exists() else []))
     if not runs:
         raise SystemExit(f"{folder} holds no run-*.json; experiments/gpt/train.py writes them")
