@@ -26,10 +26,17 @@ Status check_flag(const char* name, std::int32_t value) {
   return Status::invalid(std::string(name) + " = " + std::to_string(value) + " but must be 0 or 1");
 }
 
+/// Fields that a later version may give a meaning.
+Status check_reserved(const std::string& name, std::int32_t value) {
+  if (value == 0) return {};
+  return Status::unsupported(name + ".reserved = " + std::to_string(value) + " but this version knows only 0; start from the FLAMIA_..._INIT macro");
+}
+
 Status read_problem(const flamia_problem* given, Problem* problem) {
   flamia_problem p = FLAMIA_PROBLEM_INIT;
   if (Status s = read_descriptor("problem", given, kProblemV1, &p); !s.ok()) return s;
   if (Status s = check_flag("problem.causal", p.causal); !s.ok()) return s;
+  if (Status s = check_reserved("problem", p.reserved); !s.ok()) return s;
   *problem = {p.tokens, p.documents, p.query_heads, p.key_heads, p.head_dim, {p.causal == 1, p.window_left, p.window_right},
               p.scale};
   return {};
@@ -59,6 +66,7 @@ Status read_dtype(const char* name, flamia_dtype given, DType* dtype) {
 /// flamia_tensor or flamia_const_tensor.
 template <class Tensor, class View>
 Status read_tensor(const char* name, const Tensor& given, View* view) {
+  if (Status s = check_reserved(name, given.reserved); !s.ok()) return s;
   view->data = given.data;
   view->token_stride = given.token_stride;
   view->head_stride = given.head_stride;

@@ -118,6 +118,25 @@ TEST(CApi, RefusesWithNothingWritten) {
   EXPECT_EQ(flamia_attention_backward(handles.plan, nullptr), FLAMIA_INVALID_ARGUMENT);
 }
 
+TEST(CApi, ReservedFieldsAreZero) {
+  Handles handles;
+  handles.problem.reserved = 1;
+  EXPECT_EQ(handles.create(), FLAMIA_UNSUPPORTED);
+  EXPECT_THAT(flamia_status_message(), HasSubstr("problem.reserved = 1"));
+  handles.problem.reserved = 0;
+  ASSERT_EQ(handles.create(), FLAMIA_OK);
+  Call call;
+  flamia_forward_args forward = forward_args(call);
+  EXPECT_EQ(flamia_attention_forward(handles.plan, &forward), FLAMIA_OK) << flamia_status_message();
+  forward.o.reserved = -7;
+  EXPECT_EQ(flamia_attention_forward(handles.plan, &forward), FLAMIA_UNSUPPORTED);
+  EXPECT_THAT(flamia_status_message(), HasSubstr("o.reserved = -7"));
+  flamia_backward_args backward = backward_args(call);
+  backward.d_o.reserved = 2;
+  EXPECT_EQ(flamia_attention_backward(handles.plan, &backward), FLAMIA_UNSUPPORTED);
+  EXPECT_THAT(flamia_status_message(), HasSubstr("d_o.reserved = 2"));
+}
+
 TEST(CApi, Options) {
   Handles handles;
   handles.options.device = 5;

@@ -13,6 +13,7 @@ namespace flamia::test {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 class BadInput : public testing::Test {
  protected:
@@ -162,6 +163,11 @@ TEST_F(BadInput, Recipes) {
   EXPECT_EQ(unknown.code, 2);
   EXPECT_THAT(unknown.err, HasSubstr("mxfp9"));
   EXPECT_THAT(unknown.err, HasSubstr("mxfp8"));  // the nearest name is offered
+  const Outcome escape = run({"attend", folder / "in", "--recipe", "mx\x1b[31m", "--out", folder / "out"});
+  EXPECT_EQ(escape.code, 2);
+  EXPECT_THAT(escape.err, Not(HasSubstr("\x1b")));  // nothing that a terminal would obey
+  EXPECT_THAT(escape.err, HasSubstr("\\x1b[31m"));
+  EXPECT_THAT(run({"\x1b[2J"}).err, Not(HasSubstr("\x1b")));
   const Outcome inference = run({"attend", folder / "in", "--recipe", "sage3", "--backward", "--out", folder / "out"});
   EXPECT_EQ(inference.code, 3);
   EXPECT_THAT(inference.err, HasSubstr("sage3"));

@@ -102,6 +102,16 @@ TEST_F(Output, FullDevice) {
   EXPECT_EQ(run({"recipes"}, "/dev/full").code, 4);
 }
 
+TEST_F(Output, FullDeviceForHelp) {
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"--help"}, {"attend", "--help"}, {"--version"}, {"recipes"}}) {
+    const Outcome full = run(arguments, "/dev/full");
+    EXPECT_EQ(full.code, 4) << arguments[0];
+    EXPECT_THAT(full.err, HasSubstr("standard output"));
+    EXPECT_EQ(run(arguments).code, 0) << arguments[0];
+  }
+}
+
 TEST_F(Output, FullDiskLeavesNothing) {
   // A file size limit stops the write half way, as a full disk would.
   const std::string script = "ulimit -f 64; trap '' XFSZ; exec " + std::string(FLAMIA_PROGRAM) + " attend '" + (folder / "in") +

@@ -16,11 +16,11 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-json run_json(std::vector<std::string> arguments) {
+json run_json(std::vector<std::string> arguments, int code = 0) {
   arguments.push_back("--json");
   const Outcome outcome = run(arguments);
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
-  return outcome.code == 0 ? json::parse(outcome.out) : json();
+  EXPECT_EQ(outcome.code, code) << outcome.err;
+  return outcome.code == code ? json::parse(outcome.out) : json();
 }
 
 /// Rows of a report whose `key` is `value`.
@@ -76,6 +76,18 @@ TEST_F(Report, AccuracyWithoutGradient) {
   const json rows = run_json({"accuracy", folder / "in", "--recipes", "mxfp8"});
   EXPECT_GT(rows.at(0)["o_cosine"].get<double>(), 0.99);
   EXPECT_TRUE(rows.at(0)["dq_cosine"].is_null());
+}
+
+/// One recipe that cannot be measured does not cost the others.
+TEST_F(Report, AccuracySaysWhichRecipeWasRefused) {
+  const Outcome mixed = run({"accuracy", folder / "in", "--recipes", "mxfp8,hwfp4-direct,bf16"});
+  EXPECT_EQ(mixed.code, 3);
+  EXPECT_THAT(mixed.out, HasSubstr("mxfp8"));
+  EXPECT_THAT(mixed.out, HasSubstr("bf16"));
+  EXPECT_THAT(mixed.err, HasSubstr("hwfp4-direct"));
+  const Outcome none = run({"accuracy", folder / "in", "--recipes", "hwfp4-direct"});
+  EXPECT_EQ(none.code, 3);
+  EXPECT_EQ(none.out, "");
 }
 
 TEST_F(Report, Leak) {
@@ -155,7 +167,8 @@ TEST_F(Report, Explain) {
   EXPECT_EQ(run_json({"explain", "--recipe", "mxfp8"})["copies"].size(), 4u);  // one copy of each operand serves both products
   EXPECT_EQ(run_json({"explain", "--recipe", "mxfp8-floor"})["copies"].size(), 8u);  // two of each
   EXPECT_EQ(run_json({"explain", "--recipe", "mxfp8"})["refusals"], json::array());
-  EXPECT_GT(run_json({"explain", "--recipe", "nvfp4", "--arch", "sm_90"})["refusals"].size(), 0u);
+  EXPECT_GT(run_json({"explain", "--recipe", "nvfp4", "--arch", "sm_90"}, 3)["refusals"].size(), 0u);
+  EXPECT_THAT(run({"explain", "--recipe", "nvfp4", "--arch", "sm_90"}).err, HasSubstr("nvfp4"));
   EXPECT_EQ(run({"explain", "--recipe", "mxfp8", "--arch", "sm_12"}).code, 2);
   EXPECT_EQ(run({"explain", "--recipe", "mxfp8", "--head-dim", "0"}).code, 2);
   EXPECT_NE(run({"explain", "--recipe", "nvfp4", "--arch", "sm_90"}).out,

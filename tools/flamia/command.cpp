@@ -128,6 +128,18 @@ Status parse_factors(const std::string& text, std::vector<float>* factors) {
   return {};
 }
 
+std::string printable(const std::string& text) {
+  std::string shown;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if ((byte < 0x20 && c != '\n') || byte == 0x7f)
+      shown += fmt::format("\\x{:02x}", byte);
+    else
+      shown += c;
+  }
+  return shown;
+}
+
 Status print(const std::string& text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
     return {StatusCode::io_error, std::string("standard output cannot be written: ") + std::strerror(errno)};

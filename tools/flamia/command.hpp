@@ -43,6 +43,9 @@ Status parse_recipe(const std::string& text, Recipe* recipe);
 /// "16,1024,10000": finite numbers above 0
 Status parse_factors(const std::string& text, std::vector<float>* factors);
 
+/// Messages quote names and words from files and command lines: their control characters as \xNN, so that none reaches a terminal.
+std::string printable(const std::string& text);
+
 /// Writes to standard output; a closed or full one is an I/O error.
 Status print(const std::string& text);
 

@@ -5,7 +5,9 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <iostream>
 #include <new>
+#include <sstream>
 
 #include "command.hpp"
 
@@ -26,7 +28,7 @@ Exit codes: 0 done, 2 wrong usage or input, 3 valid but unsupported, 4 a file ca
 )";
 
 int report(const flamia::Status& status) {
-  if (!status.ok()) std::fprintf(stderr, "flamia: error: %s\n", status.message().c_str());
+  if (!status.ok()) std::fprintf(stderr, "flamia: error: %s\n", flamia::cli::printable(status.message()).c_str());
   return flamia::cli::exit_code(status.code());
 }
 
@@ -41,7 +43,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer(kFooter);
   app.failure_message([](const CLI::App*, const CLI::Error& error) {
-    return std::string("flamia: error: ") + error.what() + "; see flamia --help or flamia COMMAND --help\n";
+    return "flamia: error: " + flamia::cli::printable(error.what()) + "; see flamia --help or flamia COMMAND --help\n";
   });
   for (auto add : {flamia::cli::add_attend, flamia::cli::add_quantize, flamia::cli::add_accuracy, flamia::cli::add_leak,
                    flamia::cli::add_recipes, flamia::cli::add_explain, flamia::cli::add_demo, flamia::cli::add_bench})
@@ -49,14 +51,16 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? flamia::cli::kDone : flamia::cli::kBadInput;
+    std::ostringstream text;  // of --help and --version
+    if (app.exit(error, text, std::cerr) != 0) return flamia::cli::kBadInput;
+    return report(flamia::cli::print(text.str()));
   }
   try {
     return report(session.action());
   } catch (const std::bad_alloc&) {
     return report({flamia::StatusCode::out_of_memory, "out of memory; use a smaller input"});
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "flamia: error: unexpected failure: %s\n", error.what());
+    std::fprintf(stderr, "flamia: error: unexpected failure: %s\n", flamia::cli::printable(error.what()).c_str());
     return flamia::cli::kOther;
   }
 }

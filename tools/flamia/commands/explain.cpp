@@ -37,7 +37,13 @@ Status run(const Explain& flags, const Session& session) {
   plan::Architecture architecture;
   if (Status s = plan::parse_architecture(flags.arch, &architecture); !s.ok()) return {s.code(), "--arch: " + s.message()};
   const std::string text = plan::explain(recipe, architecture, flags.head_dim);
-  if (!session.json) return print(text);
+  // What was asked for is said in full; that the machine refuses is the command's result.
+  const Status can_run = recipe::can_run(recipe, architecture, flags.head_dim, false);
+  const auto said = [&](const std::string& what) {
+    const Status s = print(what);
+    return s.ok() ? can_run : s;
+  };
+  if (!session.json) return said(text);
   const recipe::Guarantee guarantee = recipe::guarantee(recipe);
   const recipe::Lowering lowering = recipe::lower(recipe, architecture, flags.head_dim);
   const nlohmann::ordered_json report{{"recipe", recipe.name()},
@@ -53,7 +59,7 @@ Status run(const Explain& flags, const Session& session) {
                                       {"not_executed", lowering.not_executed},
                                       {"fields", nlohmann::ordered_json::parse(recipe.to_json())},
                                       {"text", text}};
-  return print(report.dump(1) + "\n");
+  return said(report.dump(1) + "\n");
 }
 
 }  // namespace
@@ -71,7 +77,9 @@ void add_explain(CLI::App& app, Session* session) {
       ->option_text("N");
   add_report_flags(command, session);
   command->footer(
-      R"(Examples:
+      R"(Exit code 3 where the machine refuses the recipe or this version does not execute it there; the text says why.
+
+Examples:
   flamia explain --recipe mxfp8-exact
   flamia explain --recipe "nvfp4" --arch sm_100 --head-dim 64
   flamia explain --recipe sage3 --json
