@@ -45,7 +45,7 @@ class Graphs:
             node["stats"] = graph.tensor(name="stats", dim=self.stats_dim, stride=self.stats_stride, data_type=kinds.FLOAT)
             pack[node["stats"]] = self.stats
         if self.x.causal:
-            more["right_bound"] = 0
+            more["use_causal_mask"] = True
         results = getattr(graph, method)(**node, attn_scale=self.dim[3]**-0.5, **more)
         kept = []
         for result, kind in zip(results, outputs):
@@ -77,8 +77,7 @@ def cudnn_fp8(x: Inputs, mode: str) -> Measurement:
     graphs = Graphs(x)
     forward, (out,) = graphs.build("sdpa_fp8", ("q", "k", "v"),
                                    ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o"),
-                                   ("fp8", "stats", "amax", "amax"), False, generate_stats=True,
-                                   diagonal_alignment=graphs.cudnn.diagonal_alignment.TOP_LEFT)
+                                   ("fp8", "stats", "amax", "amax"), False, generate_stats=True)
     forward_ms = median_ms(forward, mode)
     result = out.float()
     graphs.tensors["o"].copy_(out)

@@ -4,12 +4,14 @@
     python3 bench/peers/measure.py --csv bench/results/run.csv --run 2026-11-29T23:00:00Z --commit abc1234
             [--workloads 16x4096,256x256] [--heads 16] [--key-heads 16] [--mask causal|full] [--mode burst|sustained] [--peers fa3,fa4]
 
-All peers come from wheels. One that is not installed, or cannot run a workload, is named with its reason, never skipped in silence.
+All peers come from wheels. One that is not installed, or cannot run a workload, is named with its reason, never skipped in silence:
+on standard output, and in FILE.absent.txt beside the rows, from which `scripts/figures` takes it into the tables.
 """
 from __future__ import annotations
 
 import argparse
 import os
+import pathlib
 import sys
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -53,7 +55,7 @@ def main() -> int:
     seed = options.seed if options.seed is not None else torch.seed() % 2**31
     key_heads = options.key_heads or options.heads
     rows = Rows(options.csv, run=options.run, commit=options.commit, **machine())
-    absent: dict[str, str] = {}
+    absent: dict[tuple[str, str], str] = {}
     for workload in chosen:
         x = Inputs(known[workload], options.heads, key_heads, options.head_dim, options.mask, seed)
         reference = x.reference()
@@ -63,10 +65,10 @@ def main() -> int:
             try:
                 result = PEERS[peer](x, options.mode)
             except Absent as reason:
-                absent[f"{peer} on {workload}"] = f"absent: {reason}"
+                absent[peer, workload] = f"absent, {reason}"
                 continue
             except Exception as error:  # a peer that fails is a result too
-                absent[f"{peer} on {workload}"] = f"failed: {error!r}"[:300]
+                absent[peer, workload] = f"failed, {error!r}"[:300].replace("\n", " ")
                 continue
             fixed = dict(workload=workload, heads=options.heads, key_heads=key_heads, head_dim=options.head_dim, mask=options.mask,
                          mode=options.mode, implementation=peer, clock_mhz=clock_mhz())
@@ -79,10 +81,24 @@ def main() -> int:
                 call = result.forward_ms + result.backward_ms
                 rows.add(**fixed, part="call", ms=f"{call:.4f}", tflops=f"{3.5 * flops / call / 1e9:.1f}", error="")
             torch.cuda.empty_cache()
-    for peer, why in absent.items():
-        print(f"# {peer}: {why}", flush=True)
-    print("# needs Blackwell, not measured:", ", ".join(NEEDS_BLACKWELL), flush=True)
+    report(options, absent)
     return 0
+
+
+def report(options: argparse.Namespace, absent: dict[tuple[str, str], str]) -> None:
+    """One line a peer and reason, with the workloads that it is true of."""
+    workloads_of: dict[tuple[str, str], list[str]] = {}
+    for (peer, workload), why in absent.items():
+        workloads_of.setdefault((peer, why), []).append(workload)
+    grouped = "" if options.key_heads in (None, options.heads) else f", {options.heads} query and {options.key_heads} key heads"
+    case = f"{options.mask}, {options.mode}{grouped}"
+    lines = [f"{peer} ({case}): {why}: {', '.join(names)}" for (peer, why), names in workloads_of.items()]
+    lines.append("needs Blackwell: " + ", ".join(NEEDS_BLACKWELL))
+    path = pathlib.Path(options.csv).with_suffix(".absent.txt")
+    known = path.read_text().splitlines() if path.exists() else []
+    path.write_text("\n".join([*known, *(line for line in lines if line not in known)]) + "\n")
+    for line in lines:
+        print("#", line, flush=True)
 
 
 if __name__ == "__main__":

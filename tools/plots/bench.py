@@ -153,6 +153,9 @@ def main() -> None:
         name = f"{options.csv.stem}-{number + 1}.png"
         picture(own, case, out / name)
         lines += ["", f"## {case.title()}", *([f"\n![TFLOP/s by workload]({name})"] if (out / name).exists() else []), *table(case, own)]
+    absent = options.csv.with_suffix(".absent.txt")  # written by bench/peers/measure.py
+    if absent.exists():
+        lines += ["", "## Not measured", "", *(f"- {line}" for line in absent.read_text().splitlines())]
     (out / f"{options.csv.stem}.md").write_text("\n".join(lines) + "\n")
     print(out / f"{options.csv.stem}.md")
 

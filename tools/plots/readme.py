@@ -19,7 +19,8 @@ PEERS = {"fa3fp8": "FA3 FP8", "fa3": "FA3 BF16"}
 def table(path: Path) -> str:
     rows = style.read(path, *COLUMNS)
     run = max(row["run"] for row in rows)
-    rows = [row for row in rows if row["run"] == run and row["mode"] == "burst" and row["part"] == "forward" and row["mask"] == "causal"]
+    rows = [row for row in rows if row["run"] == run and row["mode"] == "burst" and row["part"] == "forward" and row["mask"] == "causal"
+            and row["heads"] == row["key_heads"]]
     first = rows[0]
     head = ["workload", *(name.removeprefix("flamia ") for name in OURS), *PEERS.values(), "exact / FA3 FP8", "tilesum / FA3 FP8"]
     lines = [f"TFLOP/s of the forward kernel, {first['gpu']}, one run ({run}, commit {first['commit']}), causal, {first['heads']} heads, "
