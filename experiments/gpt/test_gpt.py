@@ -138,9 +138,9 @@ def test_training_lowers_the_loss_and_logs_both_losses(corpus: Path, tmp_path: P
     assert abs(result["val_loss_own"] - result["val_loss_exact"]) < 0.02
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_resumed_run_is_the_unbroken_run_bit_for_bit(corpus: Path, tmp_path: Path, device: str) -> None:
-    more = ("--steps", "12", "--deterministic", "--device", device)
+@pytest.mark.parametrize(("device", "optimizer"), [("cpu", "adamw"), ("cpu", "muon"), pytest.param("cuda", "adamw", marks=needs_gpu)])
+def test_resumed_run_is_the_unbroken_run_bit_for_bit(corpus: Path, tmp_path: Path, device: str, optimizer: str) -> None:
+    more = ("--steps", "12", "--deterministic", "--device", device, "--optimizer", optimizer)
     if device == "cuda":
         more += ("--attention", "varlen")
     train.train(train.arguments(tiny(corpus, tmp_path / "a", *more)))
@@ -151,6 +151,14 @@ def test_resumed_run_is_the_unbroken_run_bit_for_bit(corpus: Path, tmp_path: Pat
     assert all(torch.equal(a["model"][key], b["model"][key]) for key in a["model"])
     losses = [[line["loss"] for line in csv.DictReader((tmp_path / run / "train.csv").open())] for run in "ab"]
     assert losses[0] == losses[1]
+
+
+def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
+    model = GPT(Config(layers=2, width=32, head_dim=16, context=64))
+    optimizer = train.make_optimizer(model, train.arguments(["--optimizer", "muon", "--device", "cpu"]))
+    adamw, muon = ([p for group in part.param_groups for p in group["params"]] for part in optimizer.parts)
+    assert len(muon) == 2 * 4 and isinstance(optimizer.parts[1], torch.optim.Muon)
+    assert {id(p) for p in adamw + muon} == {id(p) for p in model.parameters()} and len(adamw + muon) == len(list(model.parameters()))
 
 
 def test_capture_writes_the_true_gradient(corpus: Path, tmp_path: Path) -> None:

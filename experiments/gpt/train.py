@@ -47,6 +47,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--head-dim", type=int, default=Config.head_dim)
     add("--context", type=int, default=Config.context, help="tokens of a packed row")
     add("--qk-norm", action="store_true")
+    add("--optimizer", choices=["adamw", "muon"], default="adamw", help="muon: for the matrices of the blocks, AdamW for the rest")
     add("--lr", type=float, default=6e-4, help="peak; falls to a tenth along a cosine")
     add("--warmup", type=int, default=200, help="steps of linear warm-up")
     add("--weight-decay", type=float, default=0.1, help="of matrices; norms have none")
@@ -82,11 +83,43 @@ def learning_rate(step: int, args: argparse.Namespace) -> float:
     return args.lr * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
 
 
-def make_optimizer(model: GPT, args: argparse.Namespace) -> torch.optim.AdamW:
+class Optimizers:
+    """Several optimizers of different parameters as one."""
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        self.parts = parts
+
+    @property
+    def param_groups(self) -> list[dict[str, object]]:
+        return [group for part in self.parts for group in part.param_groups]
+
+    def step(self) -> None:
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none=set_to_none)
+
+    def state_dict(self) -> dict[str, object]:
+        return {str(i): part.state_dict() for i, part in enumerate(self.parts)}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        for i, part in enumerate(self.parts):
+            part.load_state_dict(state[str(i)])
+
+
+def make_optimizer(model: GPT, args: argparse.Namespace) -> torch.optim.Optimizer | Optimizers:
+    """AdamW, or Muon for the matrices inside the blocks and AdamW for the rest (with a step of AdamW's size, so one learning rate serves both)."""
     matrices = [p for p in model.parameters() if p.dim() == 2]
     others = [p for p in model.parameters() if p.dim() != 2]
-    groups = [{"params": matrices, "weight_decay": args.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), eps=1e-8, fused=args.device.startswith("cuda"))
+    inner = [p for p in model.blocks.parameters() if p.dim() == 2] if args.optimizer == "muon" else []
+    outer = [p for p in matrices if all(p is not q for q in inner)]
+    groups = [{"params": outer, "weight_decay": args.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    adamw = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), eps=1e-8, fused=args.device.startswith("cuda"))
+    if not inner:
+        return adamw
+    return Optimizers(adamw, torch.optim.Muon(inner, lr=args.lr, weight_decay=args.weight_decay, adjust_lr_fn="match_rms_adamw"))
 
 
 def autocast(args: argparse.Namespace) -> torch.autocast:
@@ -124,7 +157,7 @@ class Table:
         self.file.flush()
 
 
-def save_checkpoint(path: Path, step: int, model: GPT, optimizer: torch.optim.AdamW, args: argparse.Namespace) -> None:
+def save_checkpoint(path: Path, step: int, model: GPT, optimizer: torch.optim.Optimizer | Optimizers, args: argparse.Namespace) -> None:
     """Everything a resumed run needs; the data position is the step (see data.Packed)."""
     state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(),
              "config": dataclasses.asdict(model.config), "arguments": {k: str(v) for k, v in vars(args).items()},
@@ -133,7 +166,7 @@ def save_checkpoint(path: Path, step: int, model: GPT, optimizer: torch.optim.Ad
     path.with_suffix(".new").replace(path)
 
 
-def load_checkpoint(path: Path, model: GPT, optimizer: torch.optim.AdamW, device: str) -> int:
+def load_checkpoint(path: Path, model: GPT, optimizer: torch.optim.Optimizer | Optimizers, device: str) -> int:
     if not path.is_file():
         raise FileNotFoundError(f"--resume: there is no {path}; start without --resume")
     state = torch.load(path, map_location=device, weights_only=True)

@@ -21,7 +21,7 @@ import style
 from style import Row, plt
 
 COLOURS = (style.BLACK, style.BLUE, style.GREEN, style.RED, style.ORANGE, style.PURPLE, style.SKY, style.YELLOW, style.GREY)
-SAME = ("steps", "rows", "layers", "width", "head_dim", "context", "lr", "warmup", "clip", "qk_norm")
+SAME = ("steps", "rows", "layers", "width", "head_dim", "context", "lr", "warmup", "clip", "qk_norm", "optimizer")
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Run:
 
     @property
     def group(self) -> tuple[str, ...]:
-        return tuple(str(self.facts["arguments"].get(key)) for key in SAME)
+        return tuple(str(self.facts["arguments"].get(key, "adamw" if key == "optimizer" else None)) for key in SAME)
 
     @property
     def finished(self) -> bool:
@@ -95,7 +95,7 @@ def tables(runs: list[Run]) -> str:
         head = ["run", "seeds", "held-out loss, own attention", "by exact attention", "less BF16", "gradient norm, last sixth",
                 "greatest after the first sixth", "cosine of dQ, one step", "lost part of dS", "tokens/s", "GB"]
         texts += [f"{facts['steps']} steps of {int(facts['rows']) * int(facts['context']):,} tokens, {facts['layers']} layers, width "
-                  f"{facts['width']}, context {facts['context']}, {first['parameters'] / 1e6:.0f} M parameters, learning rate {facts['lr']}, "
+                  f"{facts['width']}, context {facts['context']}, {first['parameters'] / 1e6:.0f} M parameters, {facts['optimizer']}, learning rate {facts['lr']}, "
                   f"{first['gpu']}, PyTorch {first['torch']}:", "", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
         texts += [line(name, [run for run in mine if run.name == name], statistics.fmean(base) if base and name != "bf16" else None)
                   for name in names]
