@@ -29,7 +29,8 @@ Status check_flag(const char* name, std::int32_t value) {
 /// Fields that a later version may give a meaning.
 Status check_reserved(const std::string& name, std::int32_t value) {
   if (value == 0) return {};
-  return Status::unsupported(name + ".reserved = " + std::to_string(value) + " but this version knows only 0; start from the FLAMIA_..._INIT macro");
+  return Status::unsupported(name + ".reserved = " + std::to_string(value) +
+                             " but this version knows only 0; start from the FLAMIA_..._INIT macro");
 }
 
 Status read_problem(const flamia_problem* given, Problem* problem) {

@@ -35,7 +35,7 @@ struct OnDevice {
         transposed(c.heads * slots * c.dim),
         exponents(c.heads * slots),
         prefix(c.heads * slots),
-        scratch((packing.tokens + packing.documents() + 64) * c.heads) {
+        scratch(scratch_words(c, slots)) {
     const schedule::gpu::View v = schedule::gpu::view(shape, schedule_memory.get());
     params.input = tensor_of(c, input.get());
     params.heads = c.heads;
@@ -52,6 +52,14 @@ struct OnDevice {
     params.blocks = v.blocks;
     params.block_capacity = v.block_capacity;
     params.scratch = scratch.get();
+  }
+  static std::int64_t scratch_words(const Case& c, std::int64_t slots) {
+    QuantiseParams p;
+    p.heads = c.heads;
+    p.group = c.group;
+    p.prefix = c.prefix;
+    p.slots = slots;
+    return static_cast<std::int64_t>(quantize::gpu::scratch_bytes(p) / sizeof(std::uint32_t) + 1);
   }
   static TensorView tensor_of(const Case& c, const std::uint16_t* data) {
     if (!c.fused) return {data, c.dtype, 0, 0};
@@ -156,7 +164,7 @@ TEST_F(Quantise, FuzzedPackings) {
   }
 }
 
-TEST_F(Quantise, LongDocuments) {  // look-back over many windows
+TEST_F(Quantise, LongDocuments) {  // prefix maxima over many tiles
   Random random(4);
   for (const Prefix prefix : {Prefix::record, Prefix::sticky})
     for (const Group group : {Group::token, Group::block}) {
@@ -168,6 +176,30 @@ TEST_F(Quantise, LongDocuments) {  // look-back over many windows
       c.heads = 4;
       compare(c, pack({9000, 40, 1, 12000}), random);
     }
+}
+
+/// Magnitudes that grow with the position, so that the guess of the maximum over earlier tokens is wrong nearly everywhere; and the
+/// greatest ones first, so that it never is.
+TEST_F(Quantise, PrefixMaximaThatCannotBeGuessed) {
+  Random random(13);
+  for (const bool rotate : {false, true})
+    for (const Group group : {Group::token, Group::block})
+      for (const bool grows : {true, false}) {
+        Case c{DType::bf16, 2, 128, rotate, group, Prefix::sticky};
+        c.wild = false;
+        const Packing packing = pack({5000, 40, 1, 700, 2500}, 3);
+        auto data = random_input(random, c, packing);
+        for (std::size_t i = 0; i < data.size(); ++i) {
+          const auto token = static_cast<int>(i / static_cast<std::size_t>(c.heads * c.dim));
+          const float x = numerics::decode_bf16(data[i]);
+          data[i] = numerics::encode_bf16(std::isfinite(x) ? std::ldexp(x, (grows ? token : 9000 - token) / 100 - 40) : x);
+        }
+        OnDevice setup(c, packing, data);
+        ASSERT_TRUE(setup.enqueue(nullptr).ok());
+        cuda_ok(cudaDeviceSynchronize());
+        SCOPED_TRACE(testing::Message() << "rotate " << rotate << ", group " << static_cast<int>(group) << ", grows " << grows);
+        expect_image(c, setup, expected(c, packing, data, setup.slots));
+      }
 }
 
 TEST_F(Quantise, ManyOneTokenDocuments) {

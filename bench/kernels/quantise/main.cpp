@@ -5,6 +5,7 @@
 //
 // `share` = bytes that the launch must move over its time, relative to the copy's (read + written).
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <functional>
@@ -114,7 +115,7 @@ struct Row {
 
 struct Buffers {
   std::int64_t elements, slots;
-  std::uint16_t *input, *other, *rotated;
+  std::uint16_t *input, *other, *rotated, *growing;  // growing: magnitudes from 2^-12 to 1 over the row
   std::uint8_t *rows, *transposed, *exponents, *prefix;
   float *row_sum, *d_prime;
   std::int16_t* z;
@@ -130,6 +131,7 @@ Buffers make_buffers(std::int64_t tokens, std::int64_t documents) {
   b.input = allocate<std::uint16_t>(b.elements);
   b.other = allocate<std::uint16_t>(b.elements);
   b.rotated = allocate<std::uint16_t>(b.elements);
+  b.growing = allocate<std::uint16_t>(b.elements);
   b.rows = allocate<std::uint8_t>(codes);
   b.transposed = allocate<std::uint8_t>(codes);
   b.exponents = allocate<std::uint8_t>(bytes);
@@ -138,7 +140,11 @@ Buffers make_buffers(std::int64_t tokens, std::int64_t documents) {
   b.d_prime = allocate<float>(bytes);
   b.z = allocate<std::int16_t>(bytes);
   b.accumulator = allocate<std::uint16_t>(codes);
-  b.scratch = allocate<std::uint32_t>((tokens / 16 + documents + 64) * kHeads);
+  QuantiseParams scratch;
+  scratch.heads = kHeads;
+  scratch.prefix = Prefix::sticky;
+  scratch.slots = b.slots;
+  b.scratch = allocate<std::uint32_t>(static_cast<std::int64_t>(quantize::gpu::scratch_bytes(scratch) / sizeof(std::uint32_t)));
   std::vector<std::uint16_t> random(static_cast<std::size_t>(b.elements));
   std::uint64_t state = 88172645463325252ull;
   for (std::uint16_t& x : random) {  // sum of four uniforms: bell-shaped enough
@@ -148,6 +154,10 @@ Buffers make_buffers(std::int64_t tokens, std::int64_t documents) {
     x = numerics::encode_bf16(sum * 1.7f);
   }
   ok(cudaMemcpy(b.input, random.data(), random.size() * 2, cudaMemcpyHostToDevice));
+  std::vector<std::uint16_t> growing = random;
+  for (std::size_t i = 0; i < growing.size(); ++i)
+    growing[i] = numerics::encode_bf16(std::ldexp(numerics::decode_bf16(random[i]), static_cast<int>(i * 12 / random.size()) - 12));
+  ok(cudaMemcpy(b.growing, growing.data(), growing.size() * 2, cudaMemcpyHostToDevice));
   std::reverse(random.begin(), random.end());
   ok(cudaMemcpy(b.other, random.data(), random.size() * 2, cudaMemcpyHostToDevice));
   std::vector<float> sums(static_cast<std::size_t>(bytes));
@@ -177,9 +187,12 @@ QuantiseParams params_of(const Buffers& b, const Row& r, bool rotate, Group grou
 
 void quantiser(const Buffers& b, const Row& r, const std::string& name) {
   const auto n = static_cast<double>(b.elements), bytes = static_cast<double>(b.slots * kHeads);
-  const auto run = [&](const char* part, bool rotate, Group group, Prefix prefix, bool rows, bool transposed) {
-    const QuantiseParams p = params_of(b, r, rotate, group, prefix, rows, transposed);
-    const double moved = n * (2 + rows + transposed) + bytes * (prefix == Prefix::none ? 1 : 2);
+  const auto run = [&](const char* part, bool rotate, Group group, Prefix prefix, bool rows, bool transposed,
+                       bool growing = false) {
+    QuantiseParams p = params_of(b, r, rotate, group, prefix, rows, transposed);
+    if (growing) p.input.data = b.growing;
+    const int reads = group == Group::tensor ? 2 : 1;  // its exponent is known only when all has been read
+    const double moved = n * (2 * reads + rows + transposed) + bytes * (prefix == Prefix::none ? 1 : 2);
     row(name, part, time_ms([&] { ok(quantize::gpu::launch_quantise(p, nullptr)); }), moved);
   };
   run("Q mxfp8 inference", true, Group::block, Prefix::none, true, false);
@@ -194,6 +207,7 @@ void quantiser(const Buffers& b, const Row& r, const std::string& name) {
   run("K exact training", true, Group::token, Prefix::sticky, true, true);
   run("V exact training", false, Group::token, Prefix::sticky, true, true);
   run("K tensor inference", true, Group::tensor, Prefix::none, true, false);
+  run("K exact inference of growing magnitudes", true, Group::token, Prefix::sticky, true, false, true);
   for (const Group group : {Group::block, Group::token})
     for (const int accumulator_bytes : {2, 0}) {
       quantize::gpu::GradientParams g;

@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //   warp                 both warps
-//   load 16 tokens  ->   (rotate) -> maxima -> [token-block: exchange] -> exponents -> [sticky: look back] -> codes -> store
-// A token-block of one head per thread block: nothing waits for another thread block but the look-back.
+//   load 16 tokens  ->   (rotate) -> maxima -> [token-block: exchange] -> exponents -> [sticky: guess what came before] -> codes -> store
+// A token-block of one head per thread block: nothing waits for another thread block. Prefix maxima: a second kernel (prefix.cuh).
 #include "quantize/cuda/quantise.hpp"
 
 #include <limits>
 #include <string>
 
-#include "quantize/cuda/look_back.cuh"
-#include "quantize/cuda/unit.cuh"
+#include "kernels/cuda/ptx/barrier.cuh"
+#include "quantize/cuda/prefix.cuh"
 
 namespace flamia::quantize::gpu {
 namespace {
+
+constexpr int kSecondWarp = 1;  // named barrier at which the second warp waits for the first one's greatest byte
 
 template <int D>
 struct Shared {
   Stage<D> stage[kUnitWarps];
   std::uint32_t exchange[kUnitWarps];
-  std::uint32_t prefix[sm90::kBlock];  // bytes: of each token, then greatest up to it
+  std::uint32_t first_warp;  // greatest byte of its tokens
 };
 
 template <int D>
@@ -35,22 +37,19 @@ __device__ __forceinline__ std::uint32_t normalised(std::uint32_t magnitude) {
   return __float_as_uint(numerics::mul(__uint_as_float(magnitude), numerics::rotation_norm(D)));
 }
 
-/// Greatest byte of the document up to each of the lane's tokens. All threads of the unit.
+/// Guess of the greatest byte of the document before this warp's tokens, `own` = theirs. All threads of the unit. Exact in a document's
+/// first token-block.
 template <int D>
-__device__ __forceinline__ void find_prefix(const Lane& lane, const Scale (&scale)[kLaneTokens], const LookBack& before,
-                                            Shared<D>& shared, std::uint32_t (&prefix)[kLaneTokens]) {
-  if (lane.j == 0) {
-#pragma unroll
-    for (int i = 0; i < kLaneTokens; ++i) shared.prefix[kGroupTokens * lane.warp + lane_token(lane.k, i)] = scale[i].prefix_byte();
-  }
-  __syncthreads();
+__device__ __forceinline__ std::uint32_t guess_before(const Lane& lane, std::uint32_t own, const Guess& guess,
+                                                      const PrefixScratch& scratch, Shared<D>& shared) {
+  const std::uint32_t known = guess.before(own, scratch);
   if (lane.warp == 0) {
-    const std::uint32_t inside = warp_prefix_maximum(shared.prefix[threadIdx.x]);
-    shared.prefix[threadIdx.x] = max(before.resolve(__shfl_sync(kFullWarp, inside, 31)), inside);
+    if (threadIdx.x == 0) shared.first_warp = own;
+    ptx::named_barrier_arrive(kSecondWarp, kUnitThreads);
+    return known;
   }
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kLaneTokens; ++i) prefix[i] = shared.prefix[kGroupTokens * lane.warp + lane_token(lane.k, i)];
+  ptx::named_barrier_sync(kSecondWarp, kUnitThreads);
+  return max(known, shared.first_warp);
 }
 
 /// Thread blocks that share a multiprocessor, a cap of 80 registers. Rotated values of d = 128 alone are 64, and the kernel waits for
@@ -60,14 +59,19 @@ constexpr int kResidentUnits = 12;
 template <int D, class Element, bool kRotate, Prefix kPrefix>
 __global__ __launch_bounds__(kUnitThreads, kResidentUnits) void quantise_kernel(const __grid_constant__ QuantiseParams p) {
   __shared__ Shared<D> shared;
+  if constexpr (kPrefix != Prefix::none) ptx::let_next_grid_start();
   const Lane lane;
   Unit unit;
   if (!unit.find(p.blocks, p.heads, lane.warp)) return;
 
   Raw<D> raw[kLaneTokens];
   load_input<D>(p, unit, lane, raw);
-  [[maybe_unused]] const LookBack before(kPrefix == Prefix::none ? nullptr : p.scratch + unit.head * (p.slots / kGroupTokens),
-                                         unit.block.slot, kPrefix == Prefix::none ? 0 : unit.block.position / sm90::kBlock);
+  [[maybe_unused]] const PrefixScratch scratch(p.scratch, p.slots, p.heads);
+  if constexpr (kPrefix != Prefix::none) {
+    ptx::wait_for_previous_grid();  // scratch is cleared
+    scratch.describe(unit);
+  }
+  [[maybe_unused]] const Guess guess = kPrefix == Prefix::sticky ? Guess(scratch, unit) : Guess();
 
   [[maybe_unused]] Raw<D> signs;
   if constexpr (kRotate) signs = load_signs<D>(lane);
@@ -93,11 +97,22 @@ __global__ __launch_bounds__(kUnitThreads, kResidentUnits) void quantise_kernel(
     for (int i = 0; i < kLaneTokens; ++i) scale[i] = Scale(normalised<D, kRotate>(all));
   }
 
-  [[maybe_unused]] std::uint32_t prefix[kLaneTokens];
-  if constexpr (kPrefix == Prefix::sticky) {
-    find_prefix<D>(lane, scale, before, shared, prefix);
+  const std::int64_t at = unit.head * p.slots + unit.slot;
+  if (unit.owned) {
+    const std::uint32_t bytes[kLaneTokens] = {scale[0].byte(), scale[1].byte()};
+    store_bytes(bytes, lane, p.exponents + at);
+  }
+  if constexpr (kPrefix != Prefix::none) {
+    const std::uint32_t own = __reduce_max_sync(kFullWarp, max(scale[0].prefix_byte(), scale[1].prefix_byte()));
+    std::uint32_t before = 0;
+    if constexpr (kPrefix == Prefix::sticky) {
+      before = guess_before<D>(lane, own, guess, scratch, shared);
+      std::uint32_t prefix[kLaneTokens];
+      prefix_in_group(lane, scale, before, own, prefix);
 #pragma unroll
-    for (int i = 0; i < kLaneTokens; ++i) scale[i].exponent = static_cast<int>(prefix[i]) - 127;
+      for (int i = 0; i < kLaneTokens; ++i) scale[i].exponent = static_cast<int>(prefix[i]) - 127;
+    }
+    if (unit.owned && threadIdx.x % 32 == 0) scratch.summaries[at / kGroupTokens] = static_cast<std::uint16_t>(own | before << 8);
   }
 
   if (unit.owned) {
@@ -107,16 +122,8 @@ __global__ __launch_bounds__(kUnitThreads, kResidentUnits) void quantise_kernel(
       if constexpr (!kRotate) unpack<Element>(raw[i], x[i]);
     }
     encode(x, scale, kRotate ? numerics::rotation_norm(D) : 1.f, codes);
-    const std::int64_t at = unit.head * p.slots + unit.slot;
     if (p.rows != nullptr) store_rows<D>(codes, lane, p.rows + at * D);
     if (p.transposed != nullptr) store_transposed<D>(codes, p.order, lane, shared.stage[lane.warp], p.transposed + at * D);
-    const std::uint32_t bytes[kLaneTokens] = {scale[0].byte(), scale[1].byte()};
-    store_bytes(bytes, lane, p.exponents + at);
-  }
-  if constexpr (kPrefix != Prefix::none) {
-    if constexpr (kPrefix == Prefix::record) find_prefix<D>(lane, scale, before, shared, prefix);  // nothing waits for it
-    if (unit.owned && p.prefix_exponents != nullptr)
-      store_bytes(prefix, lane, p.prefix_exponents + unit.head * p.slots + unit.slot);
   }
 }
 
@@ -144,31 +151,61 @@ __global__ __launch_bounds__(kUnitThreads) void maximum_kernel(const __grid_cons
   raise_maximum(p.scratch, greatest);
 }
 
+/// A kernel that may start while the one before it still runs; it waits for it by itself.
+template <class Kernel, class... Arguments>
+cudaError_t launch_overlapped(Kernel kernel, dim3 grid, int threads, cudaStream_t stream, const Arguments&... arguments) {
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = grid;
+  launch.blockDim = dim3(static_cast<unsigned>(threads));
+  launch.stream = stream;
+  launch.attrs = &overlap;
+  launch.numAttrs = 1;
+  return cudaLaunchKernelEx(&launch, kernel, arguments...);
+}
+
+/// Clear, quantise, scan. `prefix`: the kernel that scans.
+template <class Quantise, class Prefix>
+cudaError_t enqueue_with_prefix(Quantise quantise, Prefix prefix, const QuantiseParams& p, unsigned units, cudaStream_t stream) {
+  const auto words = static_cast<std::int64_t>(PrefixScratch::cleared_bytes(p.slots, p.heads) / sizeof(uint4));
+  clear_kernel<<<static_cast<unsigned>((words + 255) / 256), 256, 0, stream>>>(reinterpret_cast<uint4*>(p.scratch), words);
+  if (const cudaError_t error = launch_overlapped(quantise, dim3(units), kUnitThreads, stream, p); error != cudaSuccess)
+    return error;
+  constexpr std::int64_t kSlots = kGroupTokens * kTileGroups * kPrefixWarps;  // of a thread block
+  const dim3 grid(static_cast<unsigned>((p.slots + kSlots - 1) / kSlots), static_cast<unsigned>(p.heads));
+  return launch_overlapped(prefix, grid, 32 * kPrefixWarps, stream, p);
+}
+
 template <int D, class Element, bool kRotate>
-void enqueue(const QuantiseParams& p, unsigned units, cudaStream_t stream) {
+cudaError_t enqueue(const QuantiseParams& p, unsigned units, cudaStream_t stream) {
   if (p.group == Group::tensor) maximum_kernel<D, Element, kRotate><<<units, kUnitThreads, 0, stream>>>(p);
   switch (p.prefix) {
     case Prefix::none:
       quantise_kernel<D, Element, kRotate, Prefix::none><<<units, kUnitThreads, 0, stream>>>(p);
-      break;
-    case Prefix::record:
-      quantise_kernel<D, Element, kRotate, Prefix::record><<<units, kUnitThreads, 0, stream>>>(p);
-      break;
+      return cudaGetLastError();
+    case Prefix::record:  // a scan of bytes: which operand they belong to does not matter
+      return enqueue_with_prefix(quantise_kernel<D, Element, kRotate, Prefix::record>,
+                                 prefix_kernel<64, __nv_bfloat16, false, Prefix::record>, p, units, stream);
     case Prefix::sticky:
-      quantise_kernel<D, Element, kRotate, Prefix::sticky><<<units, kUnitThreads, 0, stream>>>(p);
-      break;
+      return enqueue_with_prefix(quantise_kernel<D, Element, kRotate, Prefix::sticky>,
+                                 prefix_kernel<D, Element, kRotate, Prefix::sticky>, p, units, stream);
   }
+  return cudaErrorInvalidValue;
 }
 
 template <int D, class Element>
-void enqueue(const QuantiseParams& p, unsigned units, cudaStream_t stream) {
-  p.rotate ? enqueue<D, Element, true>(p, units, stream) : enqueue<D, Element, false>(p, units, stream);
+cudaError_t enqueue(const QuantiseParams& p, unsigned units, cudaStream_t stream) {
+  return p.rotate ? enqueue<D, Element, true>(p, units, stream) : enqueue<D, Element, false>(p, units, stream);
 }
 
 template <int D>
-void enqueue(const QuantiseParams& p, unsigned units, cudaStream_t stream) {
-  p.input.dtype == DType::bf16 ? enqueue<D, __nv_bfloat16>(p, units, stream) : enqueue<D, __half>(p, units, stream);
+cudaError_t enqueue(const QuantiseParams& p, unsigned units, cudaStream_t stream) {
+  return p.input.dtype == DType::bf16 ? enqueue<D, __nv_bfloat16>(p, units, stream) : enqueue<D, __half>(p, units, stream);
 }
+
+constexpr int kMostHeads = 65535;  // a grid's y
 
 bool aligned(const void* pointer, std::uintptr_t bytes) { return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0; }
 
@@ -188,8 +225,11 @@ Status check(const QuantiseParams& p) {
   if (p.group == Group::tensor && p.prefix != Prefix::none)
     return Status::invalid("a prefix maximum of exponents needs groups of tokens, not one exponent for the tensor");
   if (p.blocks == nullptr) return Status::invalid("the schedule is missing: blocks is null");
-  if (scratch_bytes(p) > 0 && p.scratch == nullptr)
-    return Status::invalid("scratch is null but " + std::to_string(scratch_bytes(p)) + " bytes are needed");
+  if (scratch_bytes(p) > 0 && (p.scratch == nullptr || !aligned(p.scratch, 16)))
+    return Status::invalid("scratch must be device memory of " + std::to_string(scratch_bytes(p)) + " bytes, aligned to 16");
+  if (p.prefix != Prefix::none && (p.heads > kMostHeads || !aligned(p.prefix_exponents, 16)))
+    return Status::unsupported("prefix maxima need prefix_exponents aligned to 16 bytes and at most " + std::to_string(kMostHeads) +
+                               " heads; there are " + std::to_string(p.heads));
   if (p.block_capacity * p.heads > std::numeric_limits<std::int32_t>::max())
     return Status::unsupported(std::to_string(p.block_capacity) + " token-blocks of " + std::to_string(p.heads) +
                                " heads exceed the largest grid, 2^31 - 1; split the heads");
@@ -200,8 +240,7 @@ Status check(const QuantiseParams& p) {
 
 std::size_t scratch_bytes(const QuantiseParams& p) {
   if (p.group == Group::tensor) return sizeof(std::uint32_t);
-  if (p.prefix == Prefix::none) return 0;
-  return static_cast<std::size_t>(p.slots / kGroupTokens) * static_cast<std::size_t>(p.heads) * sizeof(std::uint32_t);
+  return p.prefix == Prefix::none ? 0 : PrefixScratch::bytes(p.slots, p.heads);
 }
 
 Status launch_quantise(const QuantiseParams& params, cudaStream_t stream) {
@@ -210,11 +249,10 @@ Status launch_quantise(const QuantiseParams& params, cudaStream_t stream) {
   if (p.input.token_stride == 0) p.input.token_stride = static_cast<std::int64_t>(p.heads) * p.head_dim;
   if (Status status = check(p); !status.ok()) return status;
   cudaError_t error = cudaSuccess;
-  if (const std::size_t bytes = scratch_bytes(p); bytes > 0) error = cudaMemsetAsync(p.scratch, 0, bytes, stream);
+  if (p.group == Group::tensor) error = cudaMemsetAsync(p.scratch, 0, sizeof(std::uint32_t), stream);
   if (error == cudaSuccess) {
     const auto units = static_cast<unsigned>(p.block_capacity * p.heads);
-    p.head_dim == 128 ? enqueue<128>(p, units, stream) : enqueue<64>(p, units, stream);
-    error = cudaGetLastError();
+    error = p.head_dim == 128 ? enqueue<128>(p, units, stream) : enqueue<64>(p, units, stream);
   }
   if (error == cudaSuccess) return {};
   return {StatusCode::device_error, std::string("quantise: ") + cudaGetErrorName(error) + ", " + cudaGetErrorString(error)};

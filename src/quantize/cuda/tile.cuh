@@ -99,6 +99,7 @@ struct Scale {
   __device__ explicit Scale(std::uint32_t magnitude) : flagged(magnitude >= kNonFinite) {
     exponent = flagged ? 0 : numerics::ceil_exponent<numerics::kE4M3>(__uint_as_float(magnitude));
   }
+  __device__ Scale(bool is_flagged, int known_exponent) : flagged(is_flagged), exponent(known_exponent) {}
   /// What the group adds to a prefix maximum.
   __device__ std::uint32_t prefix_byte() const { return flagged ? 0u : static_cast<std::uint32_t>(exponent + 127); }
   __device__ std::uint32_t byte() const { return flagged ? numerics::kFlagged : static_cast<std::uint32_t>(exponent + 127); }

@@ -64,7 +64,12 @@ __device__ __forceinline__ void named_barrier_sync(std::uint32_t name, std::uint
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
-/// The same, and whether any of the threads voted yes.
+/// Counts the calling warp in without waiting.
+__device__ __forceinline__ void named_barrier_arrive(std::uint32_t name, std::uint32_t threads) {
+  asm volatile("barrier.cta.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
+/// named_barrier_sync, and whether any of the threads voted yes.
 __device__ __forceinline__ bool named_barrier_any(std::uint32_t name, std::uint32_t threads, bool vote) {
   std::uint32_t any;
   asm volatile(

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// Prefix maxima of exponents over a document: the greatest byte up to each token.
+//
+// The kernel that quantises never waits for them. It leaves every group of 16 tokens' own bytes and their maximum; a second, small
+// kernel scans those bytes (one a token: 1/384 of the operand's traffic) and writes the prefix maxima.
+//
+// Sticky exponents are prefix maxima, so codes depend on them. The first kernel encodes with a guess of the maximum over the earlier
+// tokens: the greatest of those that are already known (one word a document and head, raised as maxima become known). The second
+// kernel encodes again the groups whose guess was wrong. A maximum of many tokens seldom grows, so these are few: the tokens of a
+// document's beginning that were in flight together. What the guesses were cannot be seen in the results.
+#pragma once
+#include <cuda/atomic>
+
+#include "kernels/cuda/ptx/grid.cuh"
+#include "quantize/cuda/quantise.hpp"
+#include "quantize/cuda/unit.cuh"
+
+namespace flamia::quantize::gpu {
+
+/// Where 16 slots come from. Zero where no group was quantised.
+struct alignas(16) GroupInfo {
+  std::int32_t token;     // row of the first one
+  std::int32_t position;  // of the first one in its document
+  std::int32_t tokens;    // how many of the slots hold a token
+  std::int32_t owned;
+};
+
+/// QuantiseParams::scratch.
+struct PrefixScratch {
+  std::int64_t groups;
+  GroupInfo* infos;          // [groups], cleared before the first kernel, as is
+  std::uint32_t* known;      // [heads][groups]: kKnown | greatest byte known so far, in the word of a document's first group
+  std::uint16_t* summaries;  // [heads][groups]: greatest byte of the group | guess << 8
+
+  __host__ __device__ PrefixScratch(std::uint32_t* scratch, std::int64_t slots, int heads)
+      : groups(slots / kGroupTokens),
+        infos(reinterpret_cast<GroupInfo*>(scratch)),
+        known(reinterpret_cast<std::uint32_t*>(infos + groups)),
+        summaries(reinterpret_cast<std::uint16_t*>(known + heads * groups)) {}
+
+  /// One head's kernel is enough.
+  __device__ void describe(const Unit& unit) const {
+    if (unit.head != 0 || !unit.owned || threadIdx.x % 32 != 0) return;
+    const auto in_block = static_cast<int>(unit.slot - unit.block.slot);
+    infos[unit.slot / kGroupTokens] = {unit.block.token + in_block, unit.block.position + in_block, unit.tokens, 1};
+  }
+
+  static std::size_t cleared_bytes(std::int64_t slots, int heads) {
+    return static_cast<std::size_t>(slots / kGroupTokens) *
+           (sizeof(GroupInfo) + static_cast<std::size_t>(heads) * sizeof(std::uint32_t));
+  }
+  static std::size_t bytes(std::int64_t slots, int heads) {
+    return cleared_bytes(slots, heads) +
+           static_cast<std::size_t>(slots / kGroupTokens) * static_cast<std::size_t>(heads) * sizeof(std::uint16_t);
+  }
+};
+
+inline constexpr std::uint32_t kKnown = 0x100;
+/// What the first kernel knows about the tokens before a token-block.
+struct Guess {
+  static constexpr std::uint32_t kBegins = 0x200;  // there are none
+
+  unsigned word = 0;       // of PrefixScratch::known
+  std::uint32_t seen = 0;  // what it held when the kernel began, or kBegins
+
+  Guess() = default;
+  __device__ Guess(const PrefixScratch& scratch, const Unit& unit)
+      : word(static_cast<unsigned>(unit.head * scratch.groups) + (unit.block.slot - unit.block.position) / kGroupTokens),
+        seen(unit.block.position == 0 ? kBegins : Word(scratch.known[word]).load(cuda::std::memory_order_relaxed)) {}
+
+  /// Maximum over the document's tokens before the token-block as far as it is known, and at the same time `own`, a warp's maximum,
+  /// becomes known. The whole warp.
+  __device__ std::uint32_t before(std::uint32_t own, const PrefixScratch& scratch) const {
+    std::uint32_t found = seen;
+    const bool news = seen == kBegins || (kKnown | own) > seen;
+    if (threadIdx.x % 32 == 0 && own > 0 && news) {
+      const std::uint32_t now = Word(scratch.known[word]).fetch_max(kKnown | own, cuda::std::memory_order_relaxed);
+      if (seen == 0) found = now;
+    }
+    found = __shfl_sync(kFullWarp, found, 0);
+    return found != 0 ? found & 0xff : own;
+  }
+
+ private:
+  using Word = cuda::atomic_ref<std::uint32_t, cuda::thread_scope_device>;
+};
+
+/// Greatest byte up to each of the lane's tokens, given the maximum over everything before the group and the group's own.
+__device__ __forceinline__ void prefix_in_group(const Lane& lane, const Scale (&scale)[kLaneTokens], std::uint32_t before,
+                                                std::uint32_t own, std::uint32_t (&prefix)[kLaneTokens]) {
+  prefix[0] = prefix[1] = before;
+  if (own <= before) return;
+  const std::uint32_t first = scale[0].prefix_byte();
+  std::uint32_t up_to = max(first, scale[1].prefix_byte());
+#pragma unroll
+  for (int distance = kTokenLanes; distance < 32; distance *= 2) {
+    const std::uint32_t other = __shfl_up_sync(kFullWarp, up_to, distance);
+    if (static_cast<int>(threadIdx.x % 32) >= distance) up_to = max(up_to, other);
+  }
+  std::uint32_t earlier = __shfl_up_sync(kFullWarp, up_to, kTokenLanes);
+  if (lane.k == 0) earlier = 0;
+  prefix[0] = max(max(before, earlier), first);
+  prefix[1] = max(before, up_to);
+}
+
+inline constexpr int kPrefixWarps = 8;
+inline constexpr int kTileGroups = 32;  // groups of a warp, a lane a group
+
+/// 16 bytes in the order of their tokens: own ones (kFlagged = 255 left out), then greatest so far.
+struct PrefixBytes {
+  std::uint32_t flagged[4];  // masks
+  std::uint32_t word[4];
+
+  __device__ explicit PrefixBytes(uint4 own) : word{own.x, own.y, own.z, own.w} {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      flagged[i] = __vcmpeq4(word[i], 0xffffffffu);
+      word[i] &= ~flagged[i];
+    }
+  }
+  __device__ std::uint32_t first() const { return word[0] & 0xff; }
+  /// From own bytes to the greatest so far; `before` comes before all of them.
+  __device__ void scan(std::uint32_t before) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      word[i] = __vmaxu4(word[i], word[i] << 8);
+      word[i] = __vmaxu4(word[i], word[i] << 16);
+      word[i] = __vmaxu4(word[i], before * 0x01010101u);
+      before = word[i] >> 24;
+    }
+  }
+  __device__ std::uint32_t greatest() const { return word[3] >> 24; }  // after scan
+  __device__ uint4 prefix() const { return {word[0], word[1], word[2], word[3]}; }
+  __device__ uint4 exponents() const {
+    return {word[0] | flagged[0], word[1] | flagged[1], word[2] | flagged[2], word[3] | flagged[3]};
+  }
+};
+
+/// Maximum over the groups first ... end - 1 of a head; `end` is a multiple of 4. The whole warp.
+__device__ __forceinline__ std::uint32_t greatest_of_groups(const std::uint16_t* summaries, std::int64_t first, std::int64_t end) {
+  const std::int64_t lane = threadIdx.x % 32, aligned = first / 4;
+  std::uint32_t greatest = 0;
+#pragma unroll 4
+  for (std::int64_t i = aligned + lane; i < end / 4; i += 32) {
+    uint2 words = __ldcg(reinterpret_cast<const uint2*>(summaries) + i);
+    if (i == aligned) {  // groups before the first
+      const int skipped = static_cast<int>(first % 4);
+      words.x &= skipped == 0 ? 0xffffffffu : skipped == 1 ? 0xffff0000u : 0u;
+      words.y &= skipped < 3 ? 0xffffffffu : 0xffff0000u;
+    }
+    const std::uint32_t both = __vmaxu2(words.x & 0x00ff00ffu, words.y & 0x00ff00ffu);
+    greatest = max(greatest, max(both & 0xff, both >> 16));
+  }
+  return __reduce_max_sync(kFullWarp, greatest);
+}
+
+/// Maximum over the document's tokens before each lane's group of the tile. `greatest` = the lane's own, `first_group` = lane 0's.
+__device__ __forceinline__ std::uint32_t scan_tile(const PrefixScratch& scratch, int head, std::int64_t first_group,
+                                                   const GroupInfo& info, std::uint32_t greatest) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const unsigned starts = __ballot_sync(kFullWarp, !info.owned || info.position == 0);
+  const unsigned up_to_here = starts & (0xffffffffu >> (31 - lane));
+  const int start = up_to_here != 0 ? 31 - __clz(static_cast<int>(up_to_here)) : -1;  // lane where the document begins
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const std::uint32_t other = __shfl_up_sync(kFullWarp, greatest, distance);
+    if (lane - distance >= max(start, 0)) greatest = max(greatest, other);
+  }
+  std::uint32_t before = __shfl_up_sync(kFullWarp, greatest, 1);
+  if (lane == max(start, 0)) before = 0;
+  const int position = __shfl_sync(kFullWarp, info.position, 0);
+  if ((starts & 1) == 0) {  // the first document began in an earlier tile
+    const std::uint32_t carried =
+        greatest_of_groups(scratch.summaries + head * scratch.groups, first_group - position / kGroupTokens, first_group);
+    if (start < 0) before = max(before, carried);
+  }
+  return before;
+}
+
+/// A group to be encoded again.
+struct WrongGroup {
+  std::int32_t group, token, tokens;
+};
+
+/// Its codes once more, with the exponents that stand in p.exponents by now. The whole warp.
+template <int D, class Element, bool kRotate>
+__device__ void encode_again(const QuantiseParams& p, int head, const WrongGroup& wrong, Stage<D>& stage) {
+  const Lane lane;
+  Raw<D> raw[kLaneTokens];
+  load(static_cast<const std::uint16_t*>(p.input.data) + wrong.token * p.input.token_stride + head * p.input.head_stride,
+       p.input.token_stride, wrong.tokens, lane, raw);
+  const std::int64_t at = head * p.slots + std::int64_t{kGroupTokens} * wrong.group;
+  const std::uint8_t* const bytes = p.exponents + at + lane_token(lane.k, 0);
+  const Scale scale[kLaneTokens] = {Scale(bytes[0] == numerics::kFlagged, bytes[0] - 127),
+                                    Scale(bytes[1] == numerics::kFlagged, bytes[1] - 127)};
+  [[maybe_unused]] Raw<D> signs;
+  if constexpr (kRotate) signs = load_signs<D>(lane);
+  Values<D> x[kLaneTokens];
+#pragma unroll
+  for (int i = 0; i < kLaneTokens; ++i) {
+    if constexpr (kRotate)
+      rotate_unscaled<Element>(raw[i], signs, lane, x[i]);
+    else
+      unpack<Element>(raw[i], x[i]);
+  }
+  Codes<D> codes[kLaneTokens];
+  encode(x, scale, kRotate ? numerics::rotation_norm(D) : 1.f, codes);
+  if (p.rows != nullptr) store_rows<D>(codes, lane, p.rows + at * D);
+  if (p.transposed != nullptr) store_transposed<D>(codes, p.order, lane, stage, p.transposed + at * D);
+  __syncwarp();  // the stage is free again
+}
+
+/// A warp a tile of 32 groups. Grid: heads in y; a thread block's tiles lie gridDim.x apart, because wrong guesses are neighbours and its
+/// warps share them: encoding a group again takes one warp several microseconds.
+template <int D, class Element, bool kRotate, Prefix kPrefix>
+__global__ __launch_bounds__(32 * kPrefixWarps,
+                             kPrefix == Prefix::sticky ? 2 : 4) void prefix_kernel(const __grid_constant__ QuantiseParams p) {
+  __shared__ WrongGroup wrong[kPrefix == Prefix::sticky ? kPrefixWarps * kTileGroups : 1];
+  __shared__ int wrong_groups;
+  if (threadIdx.x == 0) wrong_groups = 0;
+  ptx::wait_for_previous_grid();
+  __syncthreads();
+  const PrefixScratch scratch(p.scratch, p.slots, p.heads);
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32),
+            head = static_cast<int>(blockIdx.y);
+  const std::int64_t first_group = kTileGroups * (std::int64_t{gridDim.x} * warp + blockIdx.x), group = first_group + lane;
+  GroupInfo info{};
+  if (group < scratch.groups) info = scratch.infos[group];
+  if (__any_sync(kFullWarp, info.owned)) {
+    const std::int64_t at = head * p.slots + group * kGroupTokens;
+    PrefixBytes bytes(info.owned ? *reinterpret_cast<const uint4*>(p.exponents + at) : uint4{0, 0, 0, 0});
+    const std::uint32_t first = bytes.first();
+    bytes.scan(0);
+    const std::uint32_t before = scan_tile(scratch, head, first_group, info, bytes.greatest());
+    bytes.scan(before);
+    if (info.owned) {
+      if constexpr (kPrefix == Prefix::sticky) {
+        *reinterpret_cast<uint4*>(p.exponents + at) = bytes.exponents();
+        const std::uint32_t guess = scratch.summaries[head * scratch.groups + group] >> 8;
+        if (info.tokens > 0 && max(before, first) != max(guess, first))
+          wrong[atomicAdd(&wrong_groups, 1)] = {static_cast<std::int32_t>(group), info.token, info.tokens};
+      }
+      if (p.prefix_exponents != nullptr) *reinterpret_cast<uint4*>(p.prefix_exponents + at) = bytes.prefix();
+    }
+  }
+  if constexpr (kPrefix == Prefix::sticky) {
+    __shared__ Stage<D> stage[kPrefixWarps];
+    __syncthreads();
+    for (int i = warp; i < wrong_groups; i += kPrefixWarps) encode_again<D, Element, kRotate>(p, head, wrong[i], stage[warp]);
+  }
+}
+
+/// Before the kernel that quantises, which waits for it only when it asks for what is known.
+__global__ __launch_bounds__(256) void clear_kernel(uint4* words, std::int64_t count) {
+  ptx::let_next_grid_start();
+  const std::int64_t i = std::int64_t{256} * blockIdx.x + threadIdx.x;
+  if (i < count) words[i] = {0, 0, 0, 0};
+}
+
+}  // namespace flamia::quantize::gpu
