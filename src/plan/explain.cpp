@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "plan/kernels.hpp"
 #include "recipe/guarantee.hpp"
 #include "recipe/lower.hpp"
 #include "recipe/named.hpp"
@@ -126,6 +127,9 @@ std::string explain(const Recipe& recipe, Architecture architecture, int head_di
   text += "\non " + std::string(machine.name) + " (" + machine.title + "; " + machine.status + "), head dim " +
           std::to_string(head_dim) + "\n\n";
   text += operands_section(plan, recipe) + "\n" + softmax_section(recipe) + "\n" + products_section(plan);
+  const bool runs = can_run(recipe, architecture, head_dim, false).ok();
+  if (const KernelFacts* kernel = runs ? forward_kernel(recipe, architecture, head_dim) : nullptr)
+    text += "\nkernel\n" + describe(*kernel);
   text += "\nguarantee (causal)\n  " + promise.sentence(recipe.trains) + "\n";
   for (const std::string& reason : promise.reasons) text += "  - " + reason + "\n";
   const auto list = [&](const char* title, const std::vector<std::string>& lines) {

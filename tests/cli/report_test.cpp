@@ -15,6 +15,7 @@ namespace {
 
 using nlohmann::json;
 using testing::HasSubstr;
+using testing::Not;
 
 json run_json(std::vector<std::string> arguments, int code = 0) {
   arguments.push_back("--json");
@@ -169,6 +170,16 @@ TEST_F(Report, Explain) {
   EXPECT_EQ(run_json({"explain", "--recipe", "mxfp8"})["refusals"], json::array());
   EXPECT_GT(run_json({"explain", "--recipe", "nvfp4", "--arch", "sm_90"}, 3)["refusals"].size(), 0u);
   EXPECT_THAT(run({"explain", "--recipe", "nvfp4", "--arch", "sm_90"}).err, HasSubstr("nvfp4"));
+  // What runs on Hopper is described down to its kernel, on any machine.
+  const std::string block = run({"explain", "--recipe", "mxfp8", "--arch", "sm_90"}).out;
+  const std::string token = run({"explain", "--recipe", "mxfp8-exact", "--arch", "sm_90"}).out;
+  for (const char* word : {"queries x 128 keys", "registers:", "shared memory", "bound by exp2", "TFLOP/s"}) {
+    EXPECT_THAT(block, HasSubstr(word));
+    EXPECT_THAT(token, HasSubstr(word));
+    EXPECT_THAT(exact.out, Not(HasSubstr(word)));
+  }
+  const auto kernel = [](const std::string& text) { return text.substr(text.find("registers:"), 160); };
+  EXPECT_NE(kernel(block), kernel(token));  // another instance, with its own shared memory
   EXPECT_EQ(run({"explain", "--recipe", "mxfp8", "--arch", "sm_12"}).code, 2);
   EXPECT_EQ(run({"explain", "--recipe", "mxfp8", "--head-dim", "0"}).code, 2);
   EXPECT_NE(run({"explain", "--recipe", "nvfp4", "--arch", "sm_90"}).out,
