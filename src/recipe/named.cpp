@@ -31,8 +31,8 @@ constexpr Quantisation kConstantP{Element::e4m3, {Group::Kind::constant}};
 
 constexpr OperandPolicy both(Quantisation form) { return {form, form}; }
 
-/// dQ: one exponent per query row and key tile; dK: one per 64 queries x 32 keys.
-constexpr OperandPolicy kTwoPayloads{e4m3(blocks(1, 128)), e4m3(blocks(64, 32))};
+/// dQ: one exponent per query row and key tile; dK: one per key and 64 queries.
+constexpr OperandPolicy kTwoPayloads{e4m3(blocks(1, 128)), e4m3(blocks(64, 1))};
 
 /// Along the contraction of either product: 1 x n where that is the columns' axis, n x 1 where it is the rows'.
 template <class Form>

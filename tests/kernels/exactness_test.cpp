@@ -65,7 +65,7 @@ Input packed(std::uint32_t seed, Mask mask = {}, int group = 1) {
 
 TEST(Exactness, ExactRecipesChangeNoBit) {
   const std::uint32_t seed = fresh_seed() + 20;
-  for (const char* text : {"mxfp8-exact", "mxfp8-exact ref=tilesum", "mxfp8-exact ds=row32", "mxfp8-exact dk=key64",
+  for (const char* text : {"mxfp8-exact", "mxfp8-exact ref=tilesum", "mxfp8-exact ds=row32", "mxfp8-exact dk=64x32",
                            "mxfp8-exact dq=f32", "mxfp8-exact sticky=off", "nvfp4-exact", "bf16"}) {
     const Input in = packed(seed);
     for (const std::int64_t cut : {70, 200})
