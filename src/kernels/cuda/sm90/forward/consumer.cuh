@@ -120,6 +120,7 @@ __device__ __forceinline__ TileKind<Config> masked_scores(float (&scores)[Config
       else
         apply_key_factors<Config>(scores, exponents, self.lane);
     }
+    if (right_edge || left_edge) keep_above_zero<Config>(kind.factors);
     if (right_edge) mask_after<Config>(scores, item, first_key, self.lane);
     if (left_edge) mask_before<Config>(scores, item, first_key, self.lane);
   }

@@ -137,6 +137,17 @@ __device__ __forceinline__ void flag_blocks(float (&scores)[Config::kScores], Sc
   }
 }
 
+/// Where a query and its keys are both tiny or zero the factor underflows to 0, and 0 times a masked score is NaN, not -infinity. Logits that
+/// small vanish whatever the factor. NaN stays.
+template <class Config>
+__device__ __forceinline__ void keep_above_zero(ScoreFactors<Config>& factors) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+#pragma unroll
+    for (int block = 0; block < ScoreFactors<Config>::kBlocks; ++block)
+      factors.of[half][block] = ptx::max_or_nan(factors.of[half][block], 0x1p-126f);
+}
+
 /// Keys a row does not see get -infinity: they count in no maximum and become code 0. Right and left edge of the mask.
 template <class Config>
 __device__ __forceinline__ void mask_after(float (&scores)[Config::kScores], const Item& item, int first_key, int lane) {
