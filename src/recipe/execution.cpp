@@ -67,6 +67,27 @@ std::vector<std::string> hopper_gaps(const Recipe& recipe) {
   return gaps.take();
 }
 
+/// What the backward kernel asks beyond what the forward kernel does.
+std::vector<std::string> hopper_backward_gaps(const Recipe& recipe) {
+  const auto payload = [](const Quantisation& form, int rows, int columns) {
+    return form.element == Element::e4m3 && form.scale == ScaleType::ue8m0 && form.rule == ScaleRule::ceil &&
+           form.group == Group{Group::Kind::blocks, rows, columns};
+  };
+  Gaps gaps;
+  gaps.unless(recipe.softmax.reference == RowReferenceRule::phase32,
+              "its P carries 2^8, which the row reference tilesum does not leave room for (ref=phase32 does)");
+  gaps.unless(!recipe.one_ds_payload, "dS is one payload for both products");
+  gaps.unless(payload(recipe.d_s.first, 1, 128), "dS for dQ is not E4M3 with one exponent per query and 128 keys");
+  gaps.unless(recipe.one_ds_payload || payload(recipe.d_s.second, 64, 1),
+              "dS for dK is not E4M3 with one exponent per key and 64 queries (dk=key64)");
+  gaps.unless(recipe.gradient_p == GradientP::unrounded, "dS uses the codes of P");
+  gaps.unless(recipe.accumulation.promote_queries == 64, "dK and dV are not promoted every 64 queries");
+  gaps.unless(!recipe.accumulation.dq_f16 || recipe.accumulation.dq_prescale == PreScale::causal_row,
+              "the pre-scale of dQ is one per sequence");
+  gaps.unless(!recipe.d_out_times_v_bf16, "dO times V stays in BF16");
+  return gaps.take();
+}
+
 }  // namespace
 
 std::vector<std::string> execution_gaps(const Recipe& recipe, plan::Architecture architecture) {
@@ -81,9 +102,16 @@ std::vector<std::string> execution_gaps(const Recipe& recipe, plan::Architecture
   return {};
 }
 
-std::vector<std::string> backward_gaps(const Recipe&, plan::Architecture architecture) {
-  if (architecture == plan::Architecture::cpu) return {};
-  return {"no backward pass for it exists; the CPU backend has one"};
+std::vector<std::string> backward_gaps(const Recipe& recipe, plan::Architecture architecture) {
+  switch (architecture) {
+    case plan::Architecture::cpu:
+      return {};
+    case plan::Architecture::sm_90:
+      return hopper_backward_gaps(recipe);
+    case plan::Architecture::sm_100:
+      return {"no backward pass for it exists"};
+  }
+  return {};
 }
 
 }  // namespace flamia::recipe

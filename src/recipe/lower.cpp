@@ -161,12 +161,18 @@ class Lowerer {
 
   void check_execution() {
     const std::string name = recipe_.name();
-    if (made_.no_backward.empty())
-      for (const std::string& gap : backward_gaps(recipe_, facts_.id)) made_.no_backward = std::string(facts_.name) + ": " + gap;
+    const auto joined = [](const std::vector<std::string>& gaps) {
+      std::string reasons;
+      for (const std::string& gap : gaps) reasons += (reasons.empty() ? "" : ", ") + gap;
+      return reasons;
+    };
     const std::vector<std::string> gaps = execution_gaps(recipe_, facts_.id);
+    const std::vector<std::string> backward = backward_gaps(recipe_, facts_.id);
+    if (made_.no_backward.empty() && gaps.empty() && !backward.empty())
+      made_.no_backward =
+          "recipe \"" + name + "\" has no backward pass on " + facts_.name + " (" + joined(backward) + "); the CPU backend has one";
     if (gaps.empty()) return;
-    std::string reasons;
-    for (const std::string& gap : gaps) reasons += (reasons.empty() ? "" : ", ") + gap;
+    const std::string reasons = joined(gaps);
     const bool cpu = execution_gaps(recipe_, plan::Architecture::cpu).empty();
     const std::string nearest = cpu ? name : find_named(name.substr(0, name.find(' ')))->instead;
     made_.not_executed = "recipe \"" + name + "\" is not executed on " + facts_.name + " by this version (" + reasons +

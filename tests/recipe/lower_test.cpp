@@ -141,7 +141,7 @@ TEST(Lower, HopperRefusesWhatItHasNoMmaFor) {
   EXPECT_THAT(lower(parsed("mxfp8 ds=32x32"), Architecture::sm_90, 128).refusals,
               Contains(AllOf(HasSubstr("dS in dQ"), HasSubstr("every 32 keys"), HasSubstr("Use two payloads"))));
   EXPECT_THAT(lower(parsed("mxfp8-exact ds=row32"), Architecture::sm_90, 128).refusals, Not(IsEmpty()));
-  EXPECT_THAT(lower(parsed("mxfp8 dk=key64"), Architecture::sm_90, 128).refusals, IsEmpty());
+  EXPECT_THAT(lower(parsed("mxfp8 dk=64x32"), Architecture::sm_90, 128).refusals, IsEmpty());
   EXPECT_THAT(lower(parsed("mxfp8-floor"), Architecture::sm_90, 128).refusals, Not(IsEmpty()));
   EXPECT_THAT(lower(parsed("fp8-tensor"), Architecture::sm_90, 128).refusals, IsEmpty());
   EXPECT_THAT(lower(parsed("mxfp8"), Architecture::sm_90, 96).refusals, Contains(HasSubstr("head dim 96 has no kernel")));
@@ -166,10 +166,33 @@ TEST(Lower, BlackwellAppliesScalesAndNeedsTwoCopiesOfFourBits) {
 TEST(Lower, TheCpuExecutesRecipesAndTheirVariants) {
   const auto runs = [](const std::string& text) { return can_run(parsed(text), Architecture::cpu, 128, true).ok(); };
   for (const char* text : {"bf16", "mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8-floor", "mxfp8 ds=32x32", "mxfp8-exact ds=row32",
-                           "nvfp4", "nvfp4-exact", "nvfp4 nvfp4=amax", "mxfp8 dk=key64 dq=f32", "mxfp8 l=unrounded",
+                           "nvfp4", "nvfp4-exact", "nvfp4 nvfp4=amax", "mxfp8 dk=64x32 dq=f32", "mxfp8 l=unrounded",
                            "mxfp8 rule=floor", "mxfp8 ref=tilesum", "mxfp8 exp2=poly3:2/16"})
     EXPECT_TRUE(runs(text)) << text << ": " << can_run(parsed(text), Architecture::cpu, 128, true).message();
   for (const char* text : {"nvfp4-full", "sage3", "sagebwd", "hwfp4-direct"}) EXPECT_FALSE(runs(text)) << text;
+}
+
+TEST(Lower, HopperExecutesThreeRecipesAndSomeVariants) {
+  const auto status = [](const std::string& text, bool backward) {
+    return can_run(parsed(text), Architecture::sm_90, 128, backward);
+  };
+  for (const char* text : {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 sticky=on", "mxfp8 dq=f32", "mxfp8 rotate=off"})
+    EXPECT_TRUE(status(text, true).ok()) << text << ": " << status(text, true).message();
+  const std::pair<const char*, const char*> forward_only[] = {{"mxfp8 dk=64x32", "dk=key64"},
+                                                              {"mxfp8-exact ref=tilesum", "ref=phase32"},
+                                                              {"mxfp8 ds=row128", "per key and 64 queries"},
+                                                              {"mxfp8 p-in-ds=codes", "codes of P"},
+                                                              {"mxfp8 promote=128:128", "every 64"},
+                                                              {"mxfp8 prescale=sequence", "per sequence"}};
+  for (const auto& [text, reason] : forward_only) {
+    EXPECT_TRUE(status(text, false).ok()) << text << ": " << status(text, false).message();
+    const Status refused = status(text, true);
+    EXPECT_EQ(refused.code(), StatusCode::unsupported) << text;
+    EXPECT_THAT(refused.message(),
+                AllOf(HasSubstr(std::string("recipe \"") + text + "\" has no backward pass on sm_90"), HasSubstr(reason)));
+    EXPECT_TRUE(can_run(parsed(text), Architecture::cpu, 128, true).ok()) << text;
+  }
+  for (const char* text : {"bf16", "mxfp8-floor", "nvfp4"}) EXPECT_FALSE(status(text, false).ok()) << text;
 }
 
 TEST(Lower, RefusalsNameTheNearestThatRuns) {
@@ -251,7 +274,7 @@ TEST(Explain, SaysWhatIsQuantisedAndRefused) {
   const std::string text = plan::explain(parsed("mxfp8-exact"), Architecture::sm_90, 128);
   for (const char* part :
        {"recipe mxfp8-exact: ", "K   e4m3, one scale per token x all channels (ue8m0, ceil), sticky", "transposed (pi)",
-        "wgmma e4m3", "V: scale folded", "exact: no bit of O or dQ", "dS  e4m3, one scale per 64 queries x 32 keys"})
+        "wgmma e4m3", "V: scale folded", "exact: no bit of O or dQ", "dS  e4m3, one scale per 64 queries x key"})
     EXPECT_THAT(text, HasSubstr(part));
   EXPECT_THAT(plan::explain(parsed("sage3"), Architecture::cpu, 128), HasSubstr("has no backward pass"));
 }

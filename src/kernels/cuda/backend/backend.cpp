@@ -6,6 +6,7 @@
 
 #include "api/dispatch.hpp"
 #include "api/plan_impl.hpp"
+#include "kernels/cuda/backend/backward_call.hpp"
 #include "kernels/cuda/backend/forward_call.hpp"
 #include "recipe/lower.hpp"
 
@@ -34,6 +35,8 @@ Status check_device() {
 Status check(const Problem& problem, const Recipe& recipe, const PlanOptions& options) {
   if (Status s = recipe::can_run(recipe, plan::Architecture::sm_90, problem.head_dim, options.training); !s.ok()) return s;
   if (Status s = schedule::gpu::check(forward_shape(problem, hopper_form(recipe))); !s.ok()) return s;
+  if (options.training)
+    if (Status s = schedule::gpu::check(backward_shape(problem, options)); !s.ok()) return s;
   return check_device();
 }
 
@@ -42,18 +45,25 @@ std::size_t saved_bytes(const Problem& problem, const Recipe& recipe, const Plan
 }
 
 std::size_t workspace_bytes(const Problem& problem, const Recipe& recipe, const PlanOptions& options, Pass pass) {
-  return pass == Pass::forward ? forward_memory(problem, hopper_form(recipe), options, nullptr, nullptr).workspace_bytes : 0;
+  const HopperForm form = hopper_form(recipe);
+  return pass == Pass::forward ? forward_memory(problem, form, options, nullptr, nullptr).workspace_bytes
+                               : backward_memory(problem, form, options, nullptr).workspace_bytes;
 }
 
 std::string explain(const Problem& problem, const Recipe& recipe, const PlanOptions& options) {
   const HopperForm form = hopper_form(recipe);
   const ForwardMemory memory = forward_memory(problem, form, options, nullptr, nullptr);
-  return "sm_90, query tile " + std::to_string(sm90::query_tile(forward_config(problem, form))) + ", key tile " +
-         std::to_string(sm90::kKeyTile) + ", saved " + std::to_string(memory.saved_bytes) + " bytes, workspace " +
-         std::to_string(memory.workspace_bytes) + " bytes\n";
+  std::string text = "sm_90, query tile " + std::to_string(sm90::query_tile(forward_config(problem, form))) + ", key tile " +
+                     std::to_string(sm90::kKeyTile) + ", saved " + std::to_string(memory.saved_bytes) + " bytes, workspace " +
+                     std::to_string(memory.workspace_bytes) + " bytes";
+  if (options.training)
+    text += "; backward: workspace " + std::to_string(backward_memory(problem, form, options, nullptr).workspace_bytes) +
+            " bytes, dQ summed " + (options.deterministic ? "in the order of the key tiles" : "in any order");
+  return text + "\n";
 }
 
 Status forward(const Plan& plan, const ForwardTensors& tensors, void* saved, void* workspace, void* stream) {
+  if (plan.problem().tokens == 0) return {};
   const ForwardCall call(plan, tensors, saved, workspace, static_cast<cudaStream_t>(stream));
   if (Status s = call.check(); !s.ok()) return s;
   if (Status s = call.schedule(); !s.ok()) return s;
@@ -61,8 +71,13 @@ Status forward(const Plan& plan, const ForwardTensors& tensors, void* saved, voi
   return call.attend();
 }
 
-Status backward(const Plan&, const BackwardTensors&, const void*, void*, void*) {
-  return Status::unsupported("device cuda has no backward pass in this version; use the CPU backend");
+Status backward(const Plan& plan, const BackwardTensors& tensors, const void* saved, void* workspace, void* stream) {
+  if (plan.problem().tokens == 0) return {};
+  const BackwardCall call(plan, tensors, saved, workspace, static_cast<cudaStream_t>(stream));
+  if (Status s = call.check(); !s.ok()) return s;
+  if (Status s = call.schedule(); !s.ok()) return s;
+  if (Status s = call.quantise(); !s.ok()) return s;
+  return call.differentiate();
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #pragma once
 #include "flamia/recipe.hpp"
 #include "flamia/types.hpp"
+#include "kernels/cuda/sm90/backward/backward.hpp"
 #include "kernels/cuda/sm90/forward/forward.hpp"
 #include "quantize/cuda/quantise.hpp"
 
@@ -17,7 +18,9 @@ struct OperandForm {
 struct HopperForm {
   OperandForm q, k, v, d_out;
   bool rotate = false;
-  sm90::ScaleGroup scale_group = sm90::ScaleGroup::block;  // what the attention kernels are compiled for
+  sm90::ScaleGroup scale_group = sm90::ScaleGroup::block;           // what the forward kernel is compiled for
+  sm90::ScaleGroup gradient_scale_group = sm90::ScaleGroup::block;  // the same of the backward kernel, which reads dO too
+  sm90::PartialFormat partials = sm90::PartialFormat::f16;          // in which dQ is summed
   sm90::RowReference reference = sm90::RowReference::phase32;
 };
 

@@ -11,15 +11,14 @@ namespace {
 /// More than half of the L2 cache for the keys and values of the heads that are worked on together; queries and outputs stream through the rest.
 constexpr std::int64_t kL2Share = 36 << 20;
 
-/// The kernels' window: -1 where nothing limits it.
-int window(std::int64_t reach) { return reach < 0 || reach > INT32_MAX ? -1 : static_cast<int>(reach); }
-
 }  // namespace
 
 Status device_status(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return {};
   return {StatusCode::device_error, std::string(what) + ": " + cudaGetErrorName(error) + ", " + cudaGetErrorString(error)};
 }
+
+int kernel_window(std::int64_t reach) { return reach < 0 || reach > INT32_MAX ? -1 : static_cast<int>(reach); }
 
 ForwardCall::ForwardCall(const Plan& plan, const ForwardTensors& tensors, void* saved, void* workspace, cudaStream_t stream)
     : problem_(plan.problem()),
@@ -75,15 +74,9 @@ Status ForwardCall::quantise() const {
   return quantise(tensors_.v, problem_.key_heads, form_.v, false, sm90::TokenOrder::pi, memory_.v);
 }
 
-Status ForwardCall::attend() const {
-  schedule::gpu::ClearParams clear;
-  clear.tensors[0] = {tensors_.o, problem_.query_heads};
-  clear.lse = tensors_.lse;
-  clear.head_dim = problem_.head_dim;
-  clear.tokens = problem_.tokens;
-  if (Status s = schedule::gpu::launch_clear_uncovered(clear, schedule_.totals, stream_); !s.ok()) return s;
+sm90::ForwardConfig ForwardCall::config() const { return forward_config(problem_, form_); }
 
-  const sm90::ForwardConfig config = forward_config(problem_, form_);
+sm90::ForwardParams ForwardCall::params() const {
   sm90::ForwardParams params;
   params.query_codes = memory_.q.rows;
   params.key_codes = memory_.k.rows;
@@ -103,11 +96,21 @@ Status ForwardCall::attend() const {
   params.tokens = problem_.tokens;
   params.query_heads = problem_.query_heads;
   params.key_heads = problem_.key_heads;
-  params.heads_per_group = sm90::heads_per_group(config, slots_, problem_.query_heads, problem_.key_heads, kL2Share);
+  params.heads_per_group = sm90::heads_per_group(config(), slots_, problem_.query_heads, problem_.key_heads, kL2Share);
   params.softmax_scale = problem_.scale;
-  params.window_left = window(problem_.mask.left);
-  params.window_right = problem_.mask.causal ? 0 : window(problem_.mask.right);
-  return device_status(sm90::launch_forward(params, config, stream_), "forward kernel");
+  params.window_left = kernel_window(problem_.mask.left);
+  params.window_right = problem_.mask.causal ? 0 : kernel_window(problem_.mask.right);
+  return params;
+}
+
+Status ForwardCall::attend() const {
+  schedule::gpu::ClearParams clear;
+  clear.tensors[0] = {tensors_.o, problem_.query_heads};
+  clear.lse = tensors_.lse;
+  clear.head_dim = problem_.head_dim;
+  clear.tokens = problem_.tokens;
+  if (Status s = schedule::gpu::launch_clear_uncovered(clear, schedule_.totals, stream_); !s.ok()) return s;
+  return device_status(sm90::launch_forward(params(), config(), stream_), "forward kernel");
 }
 
 }  // namespace flamia::cuda

@@ -18,6 +18,10 @@ class ForwardCall {
   Status quantise() const;  // Q, K and V
   Status attend() const;    // O and LSE; rows outside every document are filled too
 
+  /// What attend() hands to the kernel; tests add what they record.
+  sm90::ForwardParams params() const;
+  sm90::ForwardConfig config() const;
+
  private:
   Status quantise(const TensorView& input, int heads, const OperandForm& form, bool rotate, sm90::TokenOrder order,
                   const OperandMemory& memory) const;
@@ -34,5 +38,8 @@ class ForwardCall {
 };
 
 Status device_status(cudaError_t error, const char* what);
+
+/// One side of the mask as the kernels take it: -1 where nothing limits it.
+int kernel_window(std::int64_t reach);
 
 }  // namespace flamia::cuda

@@ -52,6 +52,51 @@ schedule::gpu::Shape forward_shape(const Problem& problem, const HopperForm& for
   return shape;
 }
 
+schedule::gpu::Shape backward_shape(const Problem& problem, const PlanOptions& options) {
+  schedule::gpu::Shape shape;
+  shape.tokens = problem.tokens;
+  shape.documents = problem.documents;
+  shape.reach = schedule::reach_of(problem.mask.causal, problem.mask.left, problem.mask.right);
+  shape.forward_tile = 0;
+  shape.backward_tile = sm90::kKeyTile;
+  shape.blocks_by_position = false;  // dO has no prefix maxima
+  // Sums in order wait for the key tile before: it must have been claimed earlier. Under a left edge, cost alone does not see to that.
+  shape.backward_by_cost = !options.deterministic || problem.mask.left < 0;
+  return shape;
+}
+
+sm90::BackwardConfig backward_config(const Problem& problem, const HopperForm& form, const PlanOptions& options) {
+  sm90::BackwardConfig config;
+  config.head_dim = problem.head_dim;
+  config.scale_group = form.gradient_scale_group;
+  config.partials = form.partials;
+  config.deterministic = options.deterministic;
+  config.rotated = form.rotate;
+  return config;
+}
+
+BackwardMemory backward_memory(const Problem& problem, const HopperForm& form, const PlanOptions& options, void* base) {
+  const std::int64_t slots = slots_of(problem), query_slots = slots * problem.query_heads;
+  const sm90::BackwardScratch scratch = sm90::backward_scratch(slots, problem.query_heads, problem.key_heads);
+  const auto bytes = [](std::size_t n) { return static_cast<std::int64_t>(n); };
+  Pieces workspace(base);
+  BackwardMemory memory;
+  memory.d_out.rows = workspace.take<std::uint8_t>(query_slots * problem.head_dim);
+  memory.d_out.transposed = workspace.take<std::uint8_t>(query_slots * problem.head_dim);
+  memory.d_out.exponents = workspace.take<std::uint8_t>(query_slots);
+  memory.d_prime = workspace.take<float>(query_slots);
+  const bool scaled = form.partials == sm90::PartialFormat::f16;
+  if (scaled) memory.dq_exponent = workspace.take<std::int16_t>(query_slots);
+  memory.dq_partials = workspace.take<std::byte>(query_slots * problem.head_dim * (scaled ? 2 : 4));
+  memory.row_records = workspace.take<std::byte>(bytes(scratch.row_records));
+  memory.key_records = workspace.take<std::byte>(bytes(scratch.key_records));
+  if (options.deterministic) memory.turns = reinterpret_cast<std::int32_t*>(workspace.take<std::byte>(bytes(scratch.turns)));
+  memory.schedule = workspace.take<std::byte>(bytes(schedule::gpu::workspace_bytes(backward_shape(problem, options))));
+  memory.scratch = workspace.take<std::uint32_t>(1);
+  memory.workspace_bytes = workspace.bytes();
+  return memory;
+}
+
 ForwardMemory forward_memory(const Problem& problem, const HopperForm& form, const PlanOptions& options, void* saved_base,
                              void* workspace_base) {
   const std::int64_t slots = slots_of(problem);

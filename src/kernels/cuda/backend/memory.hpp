@@ -34,11 +34,29 @@ struct ForwardMemory {
 ForwardMemory forward_memory(const Problem& problem, const HopperForm& form, const PlanOptions& options, void* saved,
                              void* workspace);
 
+/// What the backward pass works in, all of it workspace. It plans its schedule anew: `saved` is only read, and the kernels count in it.
+struct BackwardMemory {
+  OperandMemory d_out;
+  float* d_prime = nullptr;             // D', [query_heads][slots]
+  std::int16_t* dq_exponent = nullptr;  // z; null where dQ is summed in FP32
+  void* dq_partials = nullptr;
+  void* row_records = nullptr;
+  void* key_records = nullptr;
+  std::int32_t* turns = nullptr;  // deterministic only
+  void* schedule = nullptr;
+  std::uint32_t* scratch = nullptr;
+  std::size_t workspace_bytes = 0;
+};
+BackwardMemory backward_memory(const Problem& problem, const HopperForm& form, const PlanOptions& options, void* workspace);
+
 /// What the quantiser does about prefix maxima; `wanted`: the backward pass reads them.
 quantize::gpu::Prefix prefix_of(const OperandForm& form, bool wanted);
 
 std::int64_t slots_of(const Problem& problem);
 schedule::gpu::Shape forward_shape(const Problem& problem, const HopperForm& form);
+schedule::gpu::Shape backward_shape(const Problem& problem, const PlanOptions& options);
 sm90::ForwardConfig forward_config(const Problem& problem, const HopperForm& form);
+/// Gradients in BF16; a call that wants F32 says so.
+sm90::BackwardConfig backward_config(const Problem& problem, const HopperForm& form, const PlanOptions& options);
 
 }  // namespace flamia::cuda
