@@ -73,13 +73,14 @@ Status measure_accuracy(const Inputs& inputs, const Recipe& recipe, const CallOp
   const std::array<const std::vector<float>*, 4> got{&o, &result.d_q, &result.d_k, &result.d_v};
   const std::array<const std::vector<double>*, 4> want{&oracle.o, &oracle.d_q, &oracle.d_k, &oracle.d_v};
   *accuracy = {};
-  accuracy->counts = probe->counts;
   for (int output = kO; output <= (options.backward ? kDv : kO); ++output) {
     const int heads = output <= kDq ? p.query_heads : p.key_heads;
     for (int head = 0; head < heads; ++head)
       accuracy->heads[output].push_back(
           deviation(*got[output], *want[output], inputs.documents.covered(), heads, p.head_dim, head));
   }
+  if (probe == nullptr) return {};
+  accuracy->counts = probe->counts;
   if (p.query_heads == 1) accuracy->head_counts = {probe->counts};
   for (int head = 0; p.query_heads > 1 && head < p.query_heads && !scales_span_heads(recipe); ++head)
     if (Status s = count_head(inputs, recipe, options, head, &accuracy->head_counts.emplace_back()); !s.ok()) return s;
@@ -148,7 +149,11 @@ void add_accuracy_rows(const std::vector<Cell>& lead, const Accuracy& accuracy, 
       add_deviation(accuracy.mean(static_cast<Output>(output)), &row);
     }
   }
-  add_shares(accuracy.counts, !accuracy.heads[kDq].empty(), &row);
+  if (accuracy.counts) {
+    add_shares(*accuracy.counts, !accuracy.heads[kDq].empty(), &row);
+  } else {
+    add_blanks(8, &row);
+  }
   table->add(std::move(row));
 }
 

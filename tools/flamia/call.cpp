@@ -42,7 +42,7 @@ Status attend(const Inputs& inputs, const Recipe& recipe, const CallOptions& opt
   if (options.backward && !inputs.d_o)
     return Status::invalid("the backward pass needs the tensor \"dout\" [T, H, d], which the input does not have");
   Plan plan;
-  const PlanOptions plan_options{options.device, options.threads, false, options.backward};
+  const PlanOptions plan_options{options.device, options.threads, options.deterministic, options.backward};
   if (Status s = Plan::create(with_options(inputs.problem, options), recipe, plan_options, &plan); !s.ok()) return s;
 #if defined(FLAMIA_CLI_CUDA)
   if (options.device == Device::cuda) {

@@ -14,6 +14,7 @@ struct CallOptions {
   float scale = 0.f;
   Device device = Device::cpu;
   int threads = 0;
+  bool deterministic = false;  // GPU: dQ bit-repeatable
   bool backward = false;
   DType out_dtype = DType::f32;  // of O; gradients are F32 and do not depend on it
 };

@@ -71,6 +71,11 @@ void add_device_flags(CLI::App* command, CallOptions* options) {
       ->option_text("cpu|cuda");
 }
 
+void add_deterministic_flag(CLI::App* command, CallOptions* options) {
+  command->add_flag("--deterministic", options->deterministic,
+                    "GPU: sum dQ in a fixed order, so that it repeats bit for bit (the CPU always does)");
+}
+
 void add_mask_flags(CLI::App* command, MaskFlags* flags) {
   CLI::Option* causal = command->add_flag("--causal", flags->causal, "a query sees no later key (the default)");
   command->add_flag("--full", flags->full, "a query sees all keys of its document")->excludes(causal);

@@ -27,6 +27,8 @@ struct Session {
 void add_report_flags(CLI::App* command, Session* session);
 /// --threads, --device
 void add_device_flags(CLI::App* command, CallOptions* options);
+/// --deterministic
+void add_deterministic_flag(CLI::App* command, CallOptions* options);
 /// --causal, --full, --window, --scale. Call `finish_mask` when the command runs.
 struct MaskFlags {
   bool causal = false, full = false;

@@ -136,4 +136,16 @@ HostTensor from_f32(const std::vector<float>& values, int heads) {
   return tensor;
 }
 
+HostTensor bf16_from_f32(const std::vector<float>& values, int heads) {
+  HostTensor tensor;
+  tensor.dtype = DType::bf16;
+  tensor.heads = heads;
+  tensor.bytes.resize(values.size() * sizeof(std::uint16_t));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const std::uint16_t code = numerics::encode_bf16(values[i]);
+    std::memcpy(tensor.bytes.data() + sizeof code * i, &code, sizeof code);
+  }
+  return tensor;
+}
+
 }  // namespace flamia::cli

@@ -35,5 +35,6 @@ Status load_inputs(const SafetensorsFile& file, Inputs* inputs);
 /// The same values as FP32, in which every amplification of `flamia leak` is exact.
 std::vector<float> to_f32(const HostTensor& tensor);
 HostTensor from_f32(const std::vector<float>& values, int heads);
+HostTensor bf16_from_f32(const std::vector<float>& values, int heads);
 
 }  // namespace flamia::cli

@@ -106,9 +106,10 @@ class Meter {
   Meter(const Inputs& inputs, const Recipe& recipe, const CallOptions& options, std::vector<LeakRow>* rows)
       : inputs_(inputs), recipe_(recipe), options_(options), rows_(rows) {
     plain_ = inputs;
+    options_.deterministic = true;  // else sums in another order would count as leaks
     for (auto member : {&Inputs::q, &Inputs::k, &Inputs::v})
-      plain_.*member = from_f32(to_f32(inputs.*member), (inputs.*member).heads);
-    if (inputs.d_o) plain_.d_o = from_f32(to_f32(*inputs.d_o), inputs.d_o->heads);
+      plain_.*member = host_tensor(to_f32(inputs.*member), (inputs.*member).heads);
+    if (inputs.d_o) plain_.d_o = host_tensor(to_f32(*inputs.d_o), inputs.d_o->heads);
   }
 
   Status base() { return run(plain_, &before_); }
@@ -153,12 +154,17 @@ class Meter {
     return made;
   }
 
+  /// FP32, in which every product is exact; BF16 on a GPU, which takes no FP32.
+  HostTensor host_tensor(const std::vector<float>& values, int heads) const {
+    return options_.device == Device::cuda ? bf16_from_f32(values, heads) : from_f32(values, heads);
+  }
+
   void multiply(const Spans& spans, float factor, HostTensor* tensor) const {
     std::vector<float> values = to_f32(*tensor);
     const std::int64_t row = std::int64_t{tensor->heads} * inputs_.problem.head_dim;
     for (const Span& span : spans)
       for (std::int64_t i = span.begin * row; i < span.end * row; ++i) values[static_cast<std::size_t>(i)] *= factor;
-    *tensor = from_f32(values, tensor->heads);
+    *tensor = host_tensor(values, tensor->heads);
   }
 
   std::int64_t row_size(Output output) const {
@@ -198,9 +204,9 @@ class Meter {
 
   const Inputs& inputs_;
   const Recipe& recipe_;
-  const CallOptions& options_;
+  CallOptions options_;
   std::vector<LeakRow>* rows_;
-  Inputs plain_;  // inputs in FP32
+  Inputs plain_;  // inputs as host_tensor makes them
   Results before_;
 };
 

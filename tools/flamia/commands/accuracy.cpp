@@ -40,7 +40,8 @@ Status run(AccuracyFlags& flags, const Session& session) {
     own.backward = options.backward && recipe.trains;
     Accuracy accuracy;
     cpu::Probe probe;
-    const Status s = measure_accuracy(inputs, recipe, own, oracle, &accuracy, &probe);
+    cpu::Probe* const observer = own.device == Device::cpu ? &probe : nullptr;
+    const Status s = measure_accuracy(inputs, recipe, own, oracle, &accuracy, observer);
     if (s.code() == StatusCode::unsupported) {  // the others are measured all the same
       refused += (refused.empty() ? "" : "; ") + recipe.name() + ": " + s.message();
       continue;
@@ -67,6 +68,7 @@ void add_accuracy(CLI::App& app, Session* session) {
   command->add_option("--csv", flags->csv, "also write the table to this file")->option_text("F");
   add_mask_flags(command, &flags->mask);
   add_device_flags(command, &flags->options);
+  add_deterministic_flag(command, &flags->options);
   add_report_flags(command, session);
   command->footer(
       R"(For O, dQ, dK, dV: cosine, relative L2, and the worst row's error relative to its norm or a tenth of the rms row norm, whichever is
@@ -76,7 +78,8 @@ more. One line a head (dK, dV: key heads) and one for all: mean cosine and L2, g
   ds_zero_q, ds_zero_k  of dS that is not 0: rounded to zero in dQ's and in dK's payload; ds_sat_*: saturated
   ds_lost_q, ds_lost_k  their part of the sum of |dS|
 A recipe that this version does not compute is named at the end (exit code 3); the others are measured all the same.
-Without dout, and for recipes without a backward pass, the gradients stay blank.
+Without dout, and for recipes without a backward pass, the gradients stay blank. With --device cuda the shares stay blank: they are
+counted on the CPU.
 
 Examples:
   flamia accuracy in.safetensors --recipes bf16,mxfp8,mxfp8-exact,fp8-tensor

@@ -90,6 +90,7 @@ void add_attend(CLI::App& app, Session* session) {
       ->option_text("f32|bf16");
   add_mask_flags(command, &flags->mask);
   add_device_flags(command, &flags->options);
+  add_deterministic_flag(command, &flags->options);
   add_report_flags(command, session);
   command->footer(
       R"(Writes out [T, H, d], lse [H, T] (natural logarithm, FP32) and with --backward dq, dk, dv, shaped as q, k, v.

@@ -13,6 +13,7 @@
 #include "table.hpp"
 #if defined(FLAMIA_CLI_CUDA)
 #include "bench/measure.hpp"
+#include "bench/timing.hpp"
 #endif
 
 namespace flamia::cli {
@@ -22,7 +23,7 @@ struct Bench {
   std::string recipes = "mxfp8,mxfp8-exact", workloads, workload_file = "bench/workloads.json", lengths, mode = "burst", csv, run,
               commit;
   int heads = 16, key_heads = 0, head_dim = 128;
-  bool training = false;
+  bool training = false, deterministic = false;
   std::uint64_t seed = 0;
   MaskFlags mask;
 };
@@ -68,6 +69,7 @@ Status run(Bench& flags, const Session& session) {
   options.head_dim = flags.head_dim;
   options.mask = call.mask;
   options.training = flags.training;
+  options.deterministic = flags.deterministic;
   options.seed =
       flags.seed != 0 ? flags.seed : static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
   const std::string mask = call.mask.left >= 0 || (call.mask.right >= 0 && !call.mask.causal) ? "window"
@@ -84,7 +86,8 @@ Status run(Bench& flags, const Session& session) {
                {"tflops", "{:.0f}"},
                {"of_copy", "{:.2f}"},
                {"error", "{:.2e}"},
-               {"clock_mhz", ""}});
+               {"clock_mhz", ""},
+               {"gigabytes", "{:.2f}"}});
   const std::vector<std::string> modes =
       flags.mode == "both" ? std::vector<std::string>{"burst", "sustained"} : std::vector<std::string>{flags.mode};
   Progress progress("bench", static_cast<int>(workloads.size() * recipes.size() * modes.size()), session.progress);
@@ -95,16 +98,17 @@ Status run(Bench& flags, const Session& session) {
         options.sustained = mode == "sustained";
         std::vector<PartTime> parts;
         if (Status s = measure(workload, recipe, options, &parts); !s.ok()) return s;
+        const std::string name = recipe.name() + (options.deterministic ? " (deterministic)" : "");
         std::string rows;
         for (const PartTime& part : parts) {
           const double tflops = part.flops / part.ms * 1e-9,
                        copy = part.bytes / (part.ms * 1e-3) / machine_facts.copy_bytes_per_second;
           const auto optional = [](bool there, double value) { return there ? Cell(value) : Cell(); };
-          table.add({workload.name, "flamia " + recipe.name(), mode, part.part, part.ms, optional(part.flops > 0, tflops),
-                     optional(part.bytes > 0, copy), optional(part.error >= 0, part.error), part.clock_mhz});
+          table.add({workload.name, "flamia " + name, mode, part.part, part.ms, optional(part.flops > 0, tflops),
+                     optional(part.bytes > 0, copy), optional(part.error >= 0, part.error), part.clock_mhz, part.gigabytes});
           rows += fmt::format("{},{},{},{},{},{},\"{}\",{},{},{},{},{},flamia {},{},{:.4f},{},{}\n", flags.run, flags.commit,
                               machine_facts.gpu, machine_facts.driver, machine_facts.cuda, part.clock_mhz, workload.name,
-                              options.heads, options.key_heads, options.head_dim, mask, mode, recipe.name(), part.part, part.ms,
+                              options.heads, options.key_heads, options.head_dim, mask, mode, name, part.part, part.ms,
                               part.flops > 0 ? fmt::format("{:.1f}", tflops) : "",
                               part.error >= 0 ? fmt::format("{:.2e}", part.error) : "");
         }
@@ -144,7 +148,8 @@ void add_bench(CLI::App& app, Session* session) {
   command->add_option("--mode", flags->mode, "burst (single launches), sustained (back to back) or both")
       ->check(CLI::IsMember({"burst", "sustained", "both"}))
       ->option_text("M");
-  command->add_flag("--training-call", flags->training, "with everything that the backward pass needs");
+  command->add_flag("--training-call", flags->training, "forward and backward: what a training step of one layer costs");
+  command->add_flag("--deterministic", flags->deterministic, "with --training-call: dQ summed in a fixed order");
   command->add_option("--csv", flags->csv, "append rows to this file")->option_text("FILE");
   command->add_option("--run", flags->run, "name shared by everything measured side by side (default: the time)")
       ->option_text("ID");
@@ -154,10 +159,14 @@ void add_bench(CLI::App& app, Session* session) {
   add_report_flags(command, session);
   command->footer(
       R"(Parts: schedule (work list), quantise (Q, K, V), forward (attention kernel), inference (all three together).
+With --training-call, which makes the copies that the backward pass reads: schedule, quantise, forward, forward_call (all three), d_out
+(dO quantised, D, dQ's sums cleared), gradients (the kernels that make dQ, dK, dV), backward (schedule, d_out, gradients), call (forward
+and backward). Errors: relative L2 of O, or the greatest of dQ, dK, dV, on the shortest document. gigabytes: device memory of the call.
 
 Examples:
   flamia bench --csv bench/results/run.csv --commit $(git rev-parse --short HEAD)
   flamia bench --lengths 4096x16 --heads 32 --key-heads 8 --mode both
+  flamia bench --training-call --workloads 16x4096 --recipes mxfp8-exact
   flamia bench --workloads 16x4096,256x256 --full --recipes mxfp8-exact
 )");
   command->callback([flags, session] { session->action = [flags, session] { return run(*flags, *session); }; });

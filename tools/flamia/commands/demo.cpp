@@ -86,7 +86,7 @@ Status measure(const DemoInput& input, const Recipe& recipe, const CallOptions& 
     return s;
 
   const std::vector<LeakRow> most = summarise(leak);
-  const cpu::ProbeCounts& c = accuracy.counts;
+  const cpu::ProbeCounts& c = probe.counts;
   const auto share = [](double part, double whole) { return whole > 0 ? part / whole : 0.0; };
   tables->summary.add({input.name, name, accuracy.mean(kO).cosine, accuracy.mean(kDq).cosine, accuracy.mean(kDk).cosine,
                        accuracy.mean(kDv).cosine, accuracy.mean(kDq).worst_row,

@@ -59,7 +59,7 @@ void add_leak(CLI::App& app, Session* session) {
   add_report_flags(command, session);
   command->footer(
       R"(Inputs that an output must not depend on are multiplied by each factor, all documents at once, at two cuts per document (at a third,
-inside a 32-token block, and at two thirds, at the end of one). Printed: the greatest change of O, dQ, dK, dV relative to the greatest
+inside a 32-token block, and at two thirds, at the end of one; on a GPU in BF16 and with dQ summed in a fixed order). Printed: the greatest change of O, dQ, dK, dV relative to the greatest
 output, 0 = every bit equal, and how many elements changed. The table shows the greatest over factors and cuts; --csv and --json all.
   earlier, earlier_blocks      O and dQ of earlier tokens when later ones change; *_blocks: outside the changed token's 32-token block
   look_back, look_back_blocks  dK and dV of tokens that the changed queries do not see
