@@ -124,17 +124,18 @@ inline Result run(const Input& in, const Recipe& recipe, const RunOptions& optio
   r.lse.assign(static_cast<std::size_t>(p.query_heads * p.tokens), NAN);
   AlignedBytes saved(cpu::saved_bytes(p, recipe, true)), forward(cpu::workspace_bytes(p, recipe, Pass::forward, options.threads));
   ForwardTensors tensors{view(in.q), view(in.k), view(in.v), in.cu_seqlens.data(), writable(r.o), r.lse.data()};
-  Status status = cpu::forward_with(options.isa, p, recipe, documents, tensors, options.backward ? saved.memory.get() : nullptr,
-                                    forward.memory.get(), options.threads, options.probe);
-  EXPECT_TRUE(status.ok()) << status.message();
+  const Status forward_status =
+      cpu::forward_with(options.isa, p, recipe, documents, tensors, options.backward ? saved.memory.get() : nullptr,
+                        forward.memory.get(), options.threads, options.probe);
+  EXPECT_TRUE(forward_status.ok()) << forward_status.message();
   if (!options.backward) return r;
   r.d_q.assign(in.q.size(), NAN);
   r.d_k.assign(in.k.size(), NAN);
   r.d_v.assign(in.v.size(), NAN);
   AlignedBytes backward(cpu::workspace_bytes(p, recipe, Pass::backward, options.threads));
   BackwardTensors gradients{view(r.o), view(in.d_o), in.cu_seqlens.data(), writable(r.d_q), writable(r.d_k), writable(r.d_v)};
-  status = cpu::backward_with(options.isa, p, recipe, documents, gradients, saved.memory.get(), backward.memory.get(),
-                              options.threads, options.probe);
+  const Status status = cpu::backward_with(options.isa, p, recipe, documents, gradients, saved.memory.get(), backward.memory.get(),
+                                           options.threads, options.probe);
   EXPECT_TRUE(status.ok()) << status.message();
   return r;
 }

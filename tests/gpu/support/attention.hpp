@@ -16,14 +16,14 @@ namespace flamia::test {
 /// Operands in BF16 on the device.
 struct DeviceOperands {
   explicit DeviceOperands(const Input& in)
-      : q(bf16(in.q)), k(bf16(in.k)), v(bf16(in.v)), cu_seqlens(std::span<const std::int32_t>(in.cu_seqlens)) {}
+      : q(bf16(in.q)), k(bf16(in.k)), v(bf16(in.v)), d_o(bf16(in.d_o)), cu_seqlens(std::span<const std::int32_t>(in.cu_seqlens)) {}
 
   static std::vector<std::uint16_t> bf16(const std::vector<float>& x) {
     std::vector<std::uint16_t> codes(x.size());
     std::transform(x.begin(), x.end(), codes.begin(), [](float value) { return numerics::encode_bf16(value); });
     return codes;
   }
-  DeviceBuffer<std::uint16_t> q, k, v;
+  DeviceBuffer<std::uint16_t> q, k, v, d_o;
   DeviceBuffer<std::int32_t> cu_seqlens;
 };
 
