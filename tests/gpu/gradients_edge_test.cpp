@@ -91,11 +91,11 @@ const std::vector<Case>& cases() {
          scale_q(in, 32, 64, 0.f), scale_k(in, 64, 96, 0.f), scale_v(in, 96, 128, 0.f), scale_d_o(in, 128, 160, 0.f);
          scale_k(in, 200, 328, 0.f), scale_v(in, 328, 456, 0.f), scale_q(in, 500, 501, 0.f);  // whole tiles of keys and of values
        }},
-      {"unseen V x 2^10", [](Input& in) { scale_v(in, 450, 451, 1024.f); }},
+      {"unseen V x 2^10", [](Input& in) { scale_v(in, 450, 451, 1024.f); }, true},
       {"Q and K at 2^-118", [](Input& in) { scale_q(in, 0, 100, 0x1p-118f), scale_k(in, 0, 560, 0x1p-118f); }},
       {"K at 2^-118, Q at 2^118", [](Input& in) { scale_k(in, 0, 560, 0x1p-118f), scale_q(in, 0, 560, 0x1p118f); }},
       {"V at 2^-80, dO at 2^60", [](Input& in) { scale_v(in, 0, 560, 0x1p-80f), scale_d_o(in, 0, 560, 0x1p60f); }},
-      {"dO at 2^-100", [](Input& in) { scale_d_o(in, 0, 560, 0x1p-100f); }},
+      {"dO at 2^-70", [](Input& in) { scale_d_o(in, 0, 560, 0x1p-70f); }},
       {"subnormal BF16 in dO", [](Input& in) { scale_d_o(in, 200, 300, 0x1p-128f); }},
       {"logits x 36", [](Input& in) { scale_q(in, 0, 560, 6.f), scale_k(in, 0, 560, 6.f); }, true},
   };
@@ -135,7 +135,7 @@ TEST_F(GpuGradientsEdge, RowErrorsNotice) {
   EXPECT_GT(row_errors(other.d_k, cpu.d_k, 128).median, kBars.median);
   Input outlier = in;
   scale_d_o(outlier, 250, 251, 1e4f);  // a relative L2 alone would drown 199 rows of dK in it
-  EXPECT_GT(row_errors(gpu_training(outlier, recipe("mxfp8")).d_k, cpu.d_k, 128).median, kBars.median);
+  EXPECT_GT(row_errors(gpu_training(outlier, recipe("mxfp8")).d_k, cpu.d_k, 128).of_99_percent, kBars.of_99_percent);
 }
 
 }  // namespace
