@@ -60,7 +60,8 @@ Codes record(const Input& in, const Recipe& recipe) {
 
 struct Difference {
   std::int64_t pairs = 0, missing = 0, nonzero = 0, normal = 0, subnormal = 0;
-  double greatest = 0;  // of |P| differences
+  std::int64_t far = 0;  // of the normal ones: by more than one step of E4M3
+  double greatest = 0;   // |P| difference of the subnormal ones
 };
 
 /// Over the visible pairs. `shift`: compare key j with key j + shift, a control.
@@ -89,8 +90,13 @@ Difference difference(const Input& in, const Codes& codes, std::int64_t shift = 
           const float y = numerics::decode<numerics::kE4M3>(g);
           d.nonzero += x != 0.f || y != 0.f;
           if (x == y) continue;
-          (std::max(x, y) >= kLeastNormal ? d.normal : d.subnormal)++;
-          d.greatest = std::max(d.greatest, kUnit * std::abs(static_cast<double>(x) - static_cast<double>(y)));
+          if (std::max(x, y) >= kLeastNormal) {
+            ++d.normal;
+            d.far += std::abs(x - y) > std::max(x, y) / 8;
+          } else {
+            ++d.subnormal;
+            d.greatest = std::max(d.greatest, kUnit * std::abs(static_cast<double>(x) - static_cast<double>(y)));
+          }
         }
       }
       slot_start += (length + sm90::kSlotAlign - 1) / sm90::kSlotAlign * sm90::kSlotAlign;
@@ -101,7 +107,8 @@ Difference difference(const Input& in, const Codes& codes, std::int64_t shift = 
 
 std::ostream& operator<<(std::ostream& out, const Difference& d) {
   return out << d.pairs << " pairs, " << d.missing << " missing, " << d.normal << " normal and " << d.subnormal
-             << " subnormal differ of " << d.nonzero << ", by " << d.greatest << " at most";
+             << " subnormal differ of " << d.nonzero << ", " << d.far << " normal ones by more than a step, subnormal ones by "
+             << d.greatest << " at most";
 }
 
 TEST_F(GpuCodes, BackwardRecomputesTheForwardCodes) {
@@ -117,7 +124,8 @@ TEST_F(GpuCodes, BackwardRecomputesTheForwardCodes) {
           const Difference d = difference(in, codes);
           EXPECT_EQ(d.missing, 0) << d;
           EXPECT_LE(d.greatest, 8e-6) << d;
-          // Sharp rows move their reference after a tile was made: what was rounded then and is subnormal now is half a step away.
+          EXPECT_EQ(d.far, 0) << d;
+          // One code in a million lies so near a rounding border that t - m, rounded with another m, falls to the other side. Sharp rows move their reference after a tile was made: what was rounded then and is subnormal now is half a step away.
           const auto share = [&](double part) { return static_cast<std::int64_t>(part * static_cast<double>(d.nonzero)); };
           EXPECT_LE(d.normal, sharp == 1.f ? share(1e-6) + 1 : share(2e-3)) << d;
           if (sharp == 1.f) {
@@ -125,7 +133,7 @@ TEST_F(GpuCodes, BackwardRecomputesTheForwardCodes) {
           }
           std::cout << "[ codes    ] " << name << " dim " << dim << " x" << sharp << ": " << d << std::endl;
           const Difference control = difference(in, codes, 1);  // the neighbouring key's code is another one
-          EXPECT_GT(control.greatest, 1e-3);
+          EXPECT_GT(control.far, control.nonzero / 10);
           EXPECT_GT(control.normal, control.nonzero / 10);
         }
 }
