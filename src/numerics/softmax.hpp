@@ -38,8 +38,13 @@ FLAMIA_FN float phase32_next(float m, float x) {
   return rise > 0.f ? add(m, ceil_of(rise)) : m;
 }
 
-/// tilesum: a tile's row is accepted while the sum of its codes (reference r, B = 7) stays below this; a saturated code alone is 448.
+/// tilesum, a free row: a tile is accepted while the sum of its codes (reference r, B = 7) stays below this; a saturated code alone is 448.
 inline constexpr float kTileSumLimit = 440.f;
+
+/// tilesum, a careful row: a tile whose codes add up to more than three times the greatest possible one shows that the row is flat. Fewer
+/// visible keys than kFlatKeys show nothing.
+inline constexpr float kFlatSum = 384.f;
+inline constexpr int kFlatKeys = 64;
 
 /// ceil(log2 sum) for a sum of E4M3 codes (>= 0, finite, exact), from the bits.
 FLAMIA_FN int ceil_log2(float sum) {
@@ -47,23 +52,11 @@ FLAMIA_FN int ceil_log2(float sum) {
   return static_cast<int>(u >> 23) - 127 + ((u & 0x7fffffu) != 0 ? 1 : 0);
 }
 
-/// z = max(0, ceil(log2 sum) - 8), sum = sum of E4M3(exp2(t - g + 8)) over the row's visible keys of the tile, g = grid reference of x.
-FLAMIA_FN int tilesum_excess(float sum) { return sum > 0.f ? max_of(0, ceil_log2(sum) - 8) : 0; }
-
-/// tilesum, first visited tile. `seen` = visible keys of the tile by the mask (1 ... 128); more = the row has more tiles to visit.
-FLAMIA_FN float tilesum_first(float x, int z, int seen, bool more) {
-  int room = 0;
-  if (more)
-    while (seen << room < 128) ++room;  // ceil(log2(128 / seen))
-  return add(phase32_first(x), static_cast<float>(z + room));
-}
-
-/// tilesum, after a tile whose sum at reference r was rejected: the new reference.
-FLAMIA_FN float tilesum_next(float r, float x, int z) {
-  const float target = add(x, static_cast<float>(z));
-  if (abs_of(x) >= kGridLimit) return target > r ? target : r;
-  const float rise = add(target, -r);
-  return add(r, ceil_of(rise > 2.f ? rise : 2.f));
+/// tilesum, after a tile of a careful row: whole steps by which r rises before the next one, and the row is free; 0: it stays careful.
+/// `sum` = sum of the tile's codes at r, `seen` = visible keys of the tile by the mask, more = the row has more tiles to visit.
+FLAMIA_FN int tilesum_rise(float r, float sum, int seen, bool more) {
+  if (!more || seen < kFlatKeys || !(sum > kFlatSum) || abs_of(r) >= kGridLimit) return 0;
+  return ceil_log2(sum) - 7 + (seen < 128 ? 1 : 0);
 }
 
 /// 2^(m_old - m_new), the factor of O and l; 0 for a row that has seen nothing yet.

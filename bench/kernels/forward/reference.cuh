@@ -54,7 +54,7 @@ __global__ void check_rows(Inputs in, const int* document_of_row, const int* pos
 
   double exact_max = -1e300, exact_sum = 0, exact_out = 0;  // streaming softmax in double
   double m = 0, l = 0, out = 0;                             // the recipe; tilesum: m is r
-  bool first = true;
+  bool first = true, careful = true;                        // tilesum
   for (int tile = high / 128; tile >= low / 128; --tile) {
     const int j = tile * 128 + t;
     const bool visible = j >= low && j <= high;
@@ -91,19 +91,12 @@ __global__ void check_rows(Inputs in, const int* document_of_row, const int* pos
     const double x = block_reduce(visible && !flagged ? score : -1e300, true, scratch);
     double m_new = m;
     if (x > -1e299) {
-      if (!in.tilesum) {
+      if (in.tilesum && !careful) {
+        careful = block_reduce(visible && !flagged ? code_of(score - m + 7) : 0, false, scratch) >= 440;
+      }
+      if (!in.tilesum || careful) {
         m_new = first ? ceil(32 * x) / 32 : m + ceil(fmax(0.0, x - m));
         if (fabs(x) >= 65536) m_new = first ? x : fmax(m, x);
-      } else {
-        const double g = fabs(x) >= 65536 ? x : ceil(32 * x) / 32;
-        const double s_g = block_reduce(visible && !flagged ? code_of(score - g + 8) : 0, false, scratch);
-        const double z = fmax(0.0, ceil(log2(s_g)) - 8);
-        const double n = min(high, tile * 128 + 127) - max(low, tile * 128) + 1;
-        if (first) {
-          m_new = g + z + (tile > low / 128 ? ceil(log2(128.0 / n)) : 0);
-        } else if (block_reduce(visible && !flagged ? code_of(score - m + 7) : 0, false, scratch) >= 440) {
-          m_new = fabs(x) >= 65536 ? fmax(m, x + z) : m + ceil(fmax(2.0, x + z - m));
-        }
       }
     }
     const double reach = block_reduce(
@@ -113,7 +106,8 @@ __global__ void check_rows(Inputs in, const int* document_of_row, const int* pos
     const double correction = first ? 0 : exp2(m - m_new);  // NaN times 0 stays NaN: a flagged key may come first
     const double code = visible ? (flagged ? NAN : code_of(score + shift - m_new)) : 0;
     const double folded = visible ? (flagged ? NAN : code_of(score + shift + (value_byte - 127 - reach) - m_new)) : 0;
-    l = l * correction + block_reduce(code, false, scratch) * exp2(-shift);
+    const double sum = block_reduce(code, false, scratch);
+    l = l * correction + sum * exp2(-shift);
     __syncthreads();
     plain[t] = folded;
     __syncthreads();
@@ -128,6 +122,15 @@ __global__ void check_rows(Inputs in, const int* document_of_row, const int* pos
     out = out * correction + part * exp2(reach);
     m = m_new;
     if (x > -1e299) first = false;
+    const int seen = min(high, tile * 128 + 127) - max(low, tile * 128) + 1;
+    if (in.tilesum && careful && fabs(m) < 65536 && seen >= 64 && tile > low / 128 &&
+        sum > 384) {  // flat: r rises to the sum, the row is free
+      const double rise = ceil(log2(sum)) - 7 + (seen < 128);
+      careful = false;
+      m += rise;
+      l *= exp2(-rise);
+      out *= exp2(-rise);
+    }
     __syncthreads();
   }
   const std::int64_t token = doc.token_start + i;

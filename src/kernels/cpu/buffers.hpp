@@ -25,6 +25,7 @@ struct TileRows {
   alignas(64) int reference[kTile];    // R, or a payload's exponent per output row
   alignas(64) int seen[kTile];         // keys of the tile that the query sees
   int fresh[kTile];
+  int careful[kTile], rise[kTile];  // tilesum: the row's maximum is looked at; steps that r rises before the next tile
   // keys
   int k_exponent[kTile], v_exponent[kTile], k2_exponent[kTile], prefix[kTile];
   int first[kTile], last[kTile];  // queries of the tile that see the key: [first, last)

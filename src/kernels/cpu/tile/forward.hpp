@@ -143,7 +143,7 @@ static void forward_tile(const ForwardCall& call, const Item& item, Scratch scra
   TileShape t = place_tile(s, document, item.tile, item.tile, rows);
   rows.q_factor = load_values(call.q, document, item.head, t.q0, t.queries, b.part, rows.q_exponent, rows.q_flagged);
   transpose(b.part, t.queries, t.width, s.head_dim, b.q_t);
-  for (int i = 0; i < t.width; ++i) rows.m[i] = rows.l[i] = 0.f, rows.fresh[i] = 1;
+  for (int i = 0; i < t.width; ++i) rows.m[i] = rows.l[i] = 0.f, rows.fresh[i] = rows.careful[i] = 1, rows.rise[i] = 0;
   for (int x = 0; x < t.queries * s.head_dim; ++x) b.sum0[x] = 0.f;
   float* codes = call.probe_codes ? call.probe_codes + item.head * s.tokens * s.tokens : nullptr;
   float v_factor = 1.f;

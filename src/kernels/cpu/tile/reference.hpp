@@ -45,25 +45,41 @@ static void code_sums(const Settings& s, const TileShape& t, const float* y, con
   }
 }
 
+/// A row's reference under the rule that careful rows follow: phase32's.
+FLAMIA_FN float careful_reference(const TileRows& rows, int i, float m) {
+  const float x = greatest_of(rows.greatest[i]);
+  // + 0 turns -0 into +0: the maximum's sign must not depend on the order of equal zeros
+  return numerics::add(rows.fresh[i] ? numerics::phase32_first(x) : numerics::phase32_next(m, x), 0.f);
+}
+
 static void move_tilesum(const Settings& s, const TileShape& t, std::int64_t key_tile, std::int64_t document_length, const float* y,
                          TileRows& rows) {
-  alignas(64) float grid[kTile], excess[kTile], total[kTile];
-  for (int i = 0; i < t.width; ++i) grid[i] = numerics::phase32_first(greatest_of(rows.greatest[i]));
-  code_sums(s, t, y, grid, 8, rows, excess);
+  alignas(64) float old[kTile], total[kTile];
   for (int i = 0; i < t.width; ++i) {
-    if (!rows.seen[i] || !rows.fresh[i]) continue;
-    const bool more = schedule::visible_keys(s.reach, t.q0 + i, document_length).begin / kTile < key_tile;
-    rows.m[i] = numerics::tilesum_first(greatest_of(rows.greatest[i]), numerics::tilesum_excess(excess[i]), rows.seen[i], more);
+    old[i] = rows.m[i];
+    if (!rows.seen[i]) continue;
+    rows.m[i] = numerics::add(rows.m[i], static_cast<float>(rows.rise[i]));
+    rows.rise[i] = 0;
+    if (rows.careful[i]) rows.m[i] = careful_reference(rows, i, rows.m[i]);
   }
   code_sums(s, t, y, rows.m, numerics::code_exponent(s.reference), rows, total);
+  bool rejected = false;
+  for (int i = 0; i < t.width; ++i) {
+    if (!rows.seen[i] || rows.careful[i] || total[i] < numerics::kTileSumLimit) continue;
+    rejected = true;
+    rows.careful[i] = 1;
+    rows.m[i] = careful_reference(rows, i, rows.m[i]);
+  }
+  if (rejected) code_sums(s, t, y, rows.m, numerics::code_exponent(s.reference), rows, total);
   for (int i = 0; i < t.width; ++i) {
     rows.correction[i] = 1.f;
     if (!rows.seen[i]) continue;
-    const float old = rows.m[i];
-    if (!rows.fresh[i] && total[i] >= numerics::kTileSumLimit)
-      rows.m[i] = numerics::tilesum_next(old, greatest_of(rows.greatest[i]), numerics::tilesum_excess(excess[i]));
-    rows.correction[i] = numerics::rescale(old, rows.m[i], rows.fresh[i] != 0);
+    rows.correction[i] = numerics::rescale(old[i], rows.m[i], rows.fresh[i] != 0);
     rows.fresh[i] = 0;
+    if (!rows.careful[i]) continue;
+    const bool more = schedule::visible_keys(s.reach, t.q0 + i, document_length).begin / kTile < key_tile;
+    rows.rise[i] = numerics::tilesum_rise(rows.m[i], total[i], rows.seen[i], more);
+    rows.careful[i] = rows.rise[i] == 0;
   }
 }
 
@@ -77,11 +93,9 @@ static void move_reference(const Settings& s, const TileShape& t, std::int64_t k
   for (int i = 0; i < t.width; ++i) {
     rows.correction[i] = 1.f;
     if (!rows.seen[i]) continue;
-    const float x = detail::greatest_of(rows.greatest[i]), old = rows.m[i];
-    const bool fresh = rows.fresh[i] != 0;
-    // + 0 turns -0 into +0: the maximum's sign must not depend on the order of equal zeros
-    rows.m[i] = numerics::add(fresh ? numerics::phase32_first(x) : numerics::phase32_next(old, x), 0.f);
-    rows.correction[i] = numerics::rescale(old, rows.m[i], fresh);
+    const float old = rows.m[i];
+    rows.m[i] = detail::careful_reference(rows, i, old);
+    rows.correction[i] = numerics::rescale(old, rows.m[i], rows.fresh[i] != 0);
     rows.fresh[i] = 0;
   }
 }

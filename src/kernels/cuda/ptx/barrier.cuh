@@ -36,6 +36,11 @@ __device__ __forceinline__ void barrier_arrive_expect(Barrier* barrier, std::uin
       cuda::ptx::mbarrier_arrive_expect_tx(cuda::ptx::sem_release, cuda::ptx::scope_cta, cuda::ptx::space_shared, barrier, bytes));
 }
 
+/// Whether the phase of this parity has completed.
+__device__ __forceinline__ bool barrier_passed(Barrier* barrier, std::uint32_t parity) {
+  return cuda::ptx::mbarrier_try_wait_parity(barrier, parity);
+}
+
 /// Waits until the phase of this parity has completed.
 __device__ __forceinline__ void barrier_wait(Barrier* barrier, std::uint32_t parity) {
 #if defined(FLAMIA_WATCHDOG)

@@ -14,6 +14,13 @@ __device__ __forceinline__ void store_matrices_transposed(std::uint32_t shared, 
                : "memory");
 }
 
+/// Writes four matrices as they lie.
+__device__ __forceinline__ void store_matrices(std::uint32_t shared, std::uint32_t m0, std::uint32_t m1, std::uint32_t m2,
+                                               std::uint32_t m3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(m0), "r"(m1), "r"(m2), "r"(m3)
+               : "memory");
+}
+
 /// Reads four matrices as they lie.
 __device__ __forceinline__ void load_matrices(std::uint32_t (&m)[4], std::uint32_t shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -37,6 +44,11 @@ __device__ __forceinline__ int4 load_shared_int4(std::uint32_t shared) {
   int4 i;
   asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(i.x), "=r"(i.y), "=r"(i.z), "=r"(i.w) : "r"(shared) : "memory");
   return i;
+}
+__device__ __forceinline__ float2 load_shared_float2(std::uint32_t shared) {
+  float2 f;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(f.x), "=f"(f.y) : "r"(shared) : "memory");
+  return f;
 }
 __device__ __forceinline__ float load_shared_float(std::uint32_t shared) {
   float f;

@@ -21,4 +21,14 @@ __device__ __forceinline__ int thread_index() {
   return index;
 }
 
+/// The same value, in a register that is kept: the compiler cannot compute it anew at every use.
+__device__ __forceinline__ unsigned kept(unsigned value) {
+  unsigned copy;
+  asm volatile("mov.b32 %0, %1;" : "=r"(copy) : "r"(value));
+  return copy;
+}
+
+/// Does nothing. A branch around it is a point that no independent instruction crosses; a wait is none.
+__device__ __forceinline__ void mark() { asm volatile("nanosleep.u32 0;"); }
+
 }  // namespace flamia::ptx

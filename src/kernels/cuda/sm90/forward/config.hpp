@@ -56,10 +56,9 @@ struct Config {
   // Scale exponents a tile carries: one entry per token-block or per token.
   static constexpr int kScaleEntries = kScaleGroup == ScaleGroup::block ? kKeyTile / kBlock : kKeyTile;
 
-  // Accumulators of a thread: scores, output, output plus the column of ones.
+  // Accumulators of a thread: scores, output.
   static constexpr int kScores = kKeyTile / 2;
   static constexpr int kOutputs = kHeadDim / 2;
-  static constexpr int kPartials = kOutputs + 4;
 };
 
 /// P is carried as 2^kCodeShift * exp2(t - m): the largest code of a row is 2^8 (phase32), or a row's sum 2^7 (tilesum).

@@ -15,16 +15,17 @@
 
 namespace flamia::sm90::forward {
 
-inline constexpr int kNoUnit = 1000;
 inline constexpr int kFirstConsumerBarrier = 1;  // named barriers 1 ... kConsumers; 0 is __syncthreads
 
 /// A consumer's place in the block and in its rings.
 template <class Config>
 struct Consumer {
   int index;   // 0 ... kConsumers - 1
+  int group;   // which 64 queries of the item: changes from item to item, for the last 64 have the most tiles
   int thread;  // 0 ... 127
   int warp;    // 0 ... 3, uniform
   int lane;
+  std::uint32_t row;  // where the scales of its rows are parked
   Ring<Config::kWorkSlots> work;
   Ring<Config::kQueryBuffers> query;
   Ring<Config::kStages> stage;
@@ -58,8 +59,9 @@ __device__ __forceinline__ void leave_together(const Consumer<Config>& self) {
 template <class Config>
 __device__ __forceinline__ void begin_rows(RowState<Config>& state, Storage<Config>& storage, const Consumer<Config>& self) {
   const float* const scale =
-      storage.query_scale[self.query.slot] + Config::kRowsPerConsumer * self.index + 16 * self.warp + self.lane / 4;
-  storage.row_scale[128 * self.index + self.thread] = {scale[0], scale[8]};
+      storage.query_scale[self.query.slot] + Config::kRowsPerConsumer * self.group + 16 * self.warp + self.lane / 4;
+  constexpr float sign = Config::kReference == RowReference::tilesum ? -1.0f : 1.0f;  // is_careful
+  storage.row_scale[128 * self.index + self.thread] = {copysignf(scale[0], sign), copysignf(scale[8], sign)};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     state.sum[half] = 0.0f;
@@ -88,33 +90,33 @@ __device__ __forceinline__ int row_reach(const TileExponents<Config::kScaleEntri
 template <class Config>
 struct TileKind {
   ScoreFactors<Config> factors;
-  int value_exponent;
-  bool mixed_values, scaled_values;  // several value exponents; one or several, but not the unit
+  bool scaled_values;  // several value exponents, or one but not the unit
+  bool careful;        // some row of the warp is (phase32: always)
 };
 
-/// S of one tile with the row's mask. Everything that does not need the scores happens while they are being multiplied.
+/// S of one tile with the row's mask. Everything that does not need the scores happens while they are being multiplied: the loads are such
+/// that the compiler cannot put them between the products.
 template <class Config>
 __device__ __forceinline__ TileKind<Config> masked_scores(float (&scores)[Config::kScores], Storage<Config>& storage,
-                                                          const Consumer<Config>& self, const Item& item, int first_key,
-                                                          int& unit) {
+                                                          const Consumer<Config>& self, const Item& item, int first_key, int unit) {
   const std::uint32_t slot = self.stage.slot;
   const TileExponents<Config::kScaleEntries>& exponents = storage.exponents[slot];
   issue_scores<Config>(scores, item.query, ptx::descriptor_low(storage.key[slot], QueryOperand<Config>::kLayout));
-  const int4 header = *reinterpret_cast<const int4*>(&exponents);
+  ptx::barrier_wait(&storage.value_ready[slot], self.stage.parity);  // here, for no load below moves up between the products
+  const int4 header = ptx::load_shared_int4(ptx::shared_address(&exponents));
+  const float2 row = ptx::load_shared_float2(self.row);
   TileKind<Config> kind;
-  kind.factors = score_factors<Config>(exponents, storage.row_scale[ptx::thread_index() - 128], header);
-  if (unit == kNoUnit) unit = __shfl_sync(kFullWarp, value_unit<Config>(exponents, header), 0);
-  kind.value_exponent = header.w;
-  kind.mixed_values = __any_sync(kFullWarp, header.y != 0);
-  kind.scaled_values = __any_sync(kFullWarp, header.y != 0 || header.w != unit);
-  const bool right_edge = first_key + kKeyTile - 1 > item.window.last_key(item.first_query, item.length);
-  const bool left_edge = first_key < item.window.first_key(item.first_query + Config::kRowsPerConsumer - 1);
+  kind.factors = score_factors<Config>(exponents, row, header);
+  kind.careful = Config::kReference == RowReference::phase32 || __any_sync(kFullWarp, is_careful(row.x) | is_careful(row.y));
+  kind.scaled_values = __any_sync(kFullWarp, (header.y | (header.w ^ unit)) != 0);
+  const bool right_edge = first_key + kKeyTile - 1 > item.last_common;
+  const bool left_edge = first_key < item.first_common;
   const bool special = __any_sync(kFullWarp, header.x != 0 || right_edge || left_edge);
-  ptx::barrier_wait(&storage.value_ready[slot], self.stage.parity);  // a wait in the product's shadow: nothing above sinks below it
+  if (special | kind.scaled_values) ptx::mark();  // no vote sinks below the wait
   ptx::wait_products<0>();
   ptx::fence_registers(scores);
   if (special) {
-    if (header.x != 0) {
+    if (__any_sync(kFullWarp, header.x != 0)) {
       if constexpr (Config::kScaleGroup == ScaleGroup::block)
         flag_blocks<Config>(scores, kind.factors, exponents);
       else
@@ -132,18 +134,16 @@ __device__ __forceinline__ TileKind<Config> masked_scores(float (&scores)[Config
 template <class Config>
 __device__ __forceinline__ void tile_codes(std::uint32_t (&codes)[kCodeWords], Storage<Config>& storage, std::uint32_t slot,
                                            const float (&scores)[Config::kScores], const TileKind<Config>& kind,
-                                           const RowState<Config>& state, std::uint32_t value, const Item& item, int first_key,
-                                           int unit) {
-  constexpr float shift = kCodeShift<Config::kReference>;
-  const float bias[2] = {shift - state.reference[0], shift - state.reference[1]};
+                                           const float (&bias)[2], const RowState<Config>& state, std::uint32_t value,
+                                           const Item& item, int first_key, int unit) {
   if (!kind.scaled_values) {
     make_codes<Config>(codes, scores, kind.factors, bias, state, item, first_key);
     return;
   }
   const int thread = ptx::thread_index() - 128;
-  RowPair reach{kind.value_exponent, kind.value_exponent};
-  if (kind.mixed_values) {
-    const TileExponents<Config::kScaleEntries>& exponents = storage.exponents[slot];
+  const TileExponents<Config::kScaleEntries>& exponents = storage.exponents[slot];
+  RowPair reach{exponents.value_exponent, exponents.value_exponent};
+  if (__any_sync(kFullWarp, exponents.mixed_values != 0)) {
     reach = {row_reach<Config>(exponents, item, 0, first_key), row_reach<Config>(exponents, item, 1, first_key)};
     float sums[4];
     make_folded_codes<Config>(codes, sums, value, scores, kind.factors, bias, state, item, first_key, exponents, reach,
@@ -158,75 +158,78 @@ __device__ __forceinline__ void tile_codes(std::uint32_t (&codes)[kCodeWords], S
                                  power_of_two(clamp(reach.of(1) - unit, -126, 127))};
 }
 
-/// Before the codes: moves the references that must move. `again`: some row of the warpgroup was rejected, the tile is done once more.
-/// `watched` (tile sums): tiles whose maxima are still looked at in advance.
+/// One key tile: S, softmax with the row reference, PV, promotion. Returns whether it counts: with the tile-sum reference a rejected tile
+/// is done once more. (The caller's loop does that: a loop in here would make the compiler compute V's descriptors before it issues S.)
 template <class Config>
-__device__ __forceinline__ void update_references(RowState<Config>& state, const float (&scores)[Config::kScores],
-                                                  const ScoreFactors<Config>& factors, const Item& item, int first_key, bool again,
-                                                  int& watched) {
-  if constexpr (Config::kReference == RowReference::phase32) {
-    raise_reference<Config>(state, scores, factors);
-  } else {
-    const bool fresh = __any_sync(kFullWarp, state.reference[0] == kNoReference || state.reference[1] == kNoReference);
-    if (!again && !fresh && watched <= 0) return;
-    float maximum[2];
-    row_maxima<Config>(maximum, scores, factors);
-    --watched;
-    if (!again && !fresh && !nearly_rejected<Config>(state, maximum)) return;
-    if (settle_references<Config>(state, scores, factors, item, first_key, maximum)) watched = kWatchedTiles;
-  }
-}
-
-/// One key tile: S, softmax with the row reference, PV, promotion. With the tile-sum reference a rejected tile is done once more.
-template <class Config>
-__device__ __forceinline__ void attend_tile(Storage<Config>& storage, Consumer<Config>& self, RowState<Config>& state,
-                                            const Item& item, int tile, int& unit, int& watched) {
+__device__ __forceinline__ bool attend_tile(Storage<Config>& storage, Consumer<Config>& self, RowState<Config>& state,
+                                            const Item& item, int tile, int unit, bool& ready) {
   const std::uint32_t slot = self.stage.slot;
   const int first_key = tile * kKeyTile;
-  const std::uint32_t value = ptx::descriptor_low(storage.value[slot], ValueOperand<Config>::kLayout);
   constexpr bool may_redo = Config::kReference == RowReference::tilesum;
 
-  ptx::barrier_wait(&storage.key_ready[slot], self.stage.parity);
-  float partial[Config::kPartials];
-  bool scaled_values;
-#pragma unroll 1
-  for (int attempt = 0;; ++attempt) {
-    float scores[Config::kScores];
-    const TileKind<Config> kind = masked_scores<Config>(scores, storage, self, item, first_key, unit);
-    scaled_values = kind.scaled_values;
-    if (!may_redo && self.elected()) ptx::barrier_arrive(&storage.key_free[slot]);
-    update_references<Config>(state, scores, kind.factors, item, first_key, attempt > 0, watched);
-
-    std::uint32_t codes[kCodeWords];
-    tile_codes<Config>(codes, storage, slot, scores, kind, state, value, item, first_key, unit);
-    issue_output<Config>(partial, codes, value);
-    ptx::wait_products<0>();
-    ptx::fence_registers(partial);
-    if (kind.mixed_values) {
-      const float2 sums = storage.mixed_sums[ptx::thread_index() - 128];
-      partial[Config::kOutputs] = sums.x;
-      partial[Config::kOutputs + 2] = sums.y;
+  while (!ready) ready = ptx::barrier_passed(&storage.key_ready[slot], self.stage.parity);
+  float scores[Config::kScores];
+  TileKind<Config> kind = masked_scores<Config>(scores, storage, self, item, first_key, unit);
+  if (!may_redo && self.elected()) ptx::barrier_arrive(&storage.key_free[slot]);
+  float bias[2] = {kCodeShift<Config::kReference> - state.reference[0], kCodeShift<Config::kReference> - state.reference[1]};
+  if (kind.careful) {
+    raise_reference<Config>(state, scores, kind.factors, &storage.row_scale[ptx::thread_index() - 128]);
+    bias[0] = kCodeShift<Config::kReference> - state.reference[0];
+    bias[1] = kCodeShift<Config::kReference> - state.reference[1];
+    if (__any_sync(kFullWarp, off_grid(state.reference[0]) | off_grid(state.reference[1]))) {
+      round_scores<Config>(scores, kind.factors, bias, state);
     }
-    if (!may_redo || attempt > 0) break;
-    const bool suspect = fmaxf(partial[Config::kOutputs], partial[Config::kOutputs + 2]) >= kSuspectSum;
-    if (!__any_sync(kFullWarp, ptx::named_barrier_any(kFirstConsumerBarrier + self.index, 128, suspect))) break;
-    watched = kWatchedTiles;
   }
+
+  const std::uint32_t value = ptx::descriptor_low(storage.value[slot], ValueOperand<Config>::kLayout);
+  std::uint32_t codes[kCodeWords];
+  tile_codes<Config>(codes, storage, slot, scores, kind, bias, state, value, item, first_key, unit);
+  Partial partial;
+  issue_output<Config>(partial, codes, value);
+  Ring<Config::kStages> next = self.stage;
+  next.advance();
+  ready = ptx::barrier_passed(&storage.key_ready[next.slot], next.parity);  // asked early: the answer takes long
+  ptx::wait_products<may_redo && kTwoProducts<Config> ? 1 : 0>();
+  ptx::fence_registers(partial.last);
+  float sum[2] = {partial.last[kChannels / 2], partial.last[kChannels / 2 + 2]};
+  if (kind.scaled_values && __any_sync(kFullWarp, storage.exponents[slot].mixed_values != 0)) {
+    const float2 sums = ptx::load_shared_float2(ptx::shared_address(&storage.mixed_sums[ptx::thread_index() - 128]));
+    sum[0] = sums.x;
+    sum[1] = sums.y;
+  }
+  if constexpr (may_redo) {
+    bool mine = fmaxf(sum[0], sum[1]) >= kRejectedSum;
+    if (kind.careful) mine = __any_sync(kFullWarp, rejected(&storage.row_scale[ptx::thread_index() - 128], sum[0], sum[1]));
+    const bool again = __any_sync(kFullWarp, ptx::named_barrier_any(kFirstConsumerBarrier + self.index, 128, mine));
+    ptx::wait_products<0>();
+    if (again) {
+      become_careful(&storage.row_scale[ptx::thread_index() - 128], sum[0], sum[1]);
+      ready = true;
+      return false;
+    }
+    if (kind.careful) {
+      kind.scaled_values =
+          free_flat_rows<Config>(state, sum[0], sum[1], item, first_key, kind.scaled_values,
+                                 &storage.value_scale[ptx::thread_index() - 128], &storage.row_scale[ptx::thread_index() - 128]);
+    }
+  }
+  ptx::fence_registers(partial.first);
   __syncwarp();
   if (self.elected()) {
     if (may_redo) ptx::barrier_arrive(&storage.key_free[slot]);
     ptx::barrier_arrive(&storage.value_free[slot]);
   }
-  self.stage.advance();
+  self.stage = next;
 
-  if (scaled_values) {
+  if (kind.scaled_values) {
     const float2 scale = storage.value_scale[ptx::thread_index() - 128];
     promote_scaled<Config>(state, partial, {scale.x, scale.y});
   } else {
     promote<Config>(state, partial);
   }
-  state.sum[0] += partial[Config::kOutputs];
-  state.sum[1] += partial[Config::kOutputs + 2];
+  state.sum[0] += sum[0];
+  state.sum[1] += sum[1];
+  return true;
 }
 
 /// All key tiles of one work item for this warpgroup's 64 queries, from the highest down.
@@ -234,7 +237,7 @@ template <class Config>
 __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Config>& storage, Consumer<Config>& self,
                                        const Work& work) {
   const Window window{params.window_left, params.window_right};
-  const int first_query = work.first + Config::kRowsPerConsumer * self.index;
+  const int first_query = work.first + Config::kRowsPerConsumer * self.group;
   const TileRange all = tile_range(window, work.first, Config::kQueryTile, work.length);
   const TileRange own = tile_range(window, first_query, Config::kRowsPerConsumer, work.length);
   std::uint64_t* const query_free = &storage.query_free[self.query.slot];
@@ -249,23 +252,31 @@ __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Conf
     return;
   }
 
-  const std::uint8_t* const queries = storage.query[self.query.slot] + self.index * Config::kRowsPerConsumer * Config::kHeadDim;
+  const std::uint8_t* const queries = storage.query[self.query.slot] + self.group * Config::kRowsPerConsumer * Config::kHeadDim;
   const Item item{ptx::descriptor_low(queries, QueryOperand<Config>::kLayout),
                   first_query,
                   work.length,
+                  __shfl_sync(kFullWarp, window.first_key(first_query + Config::kRowsPerConsumer - 1), 0),
+                  __shfl_sync(kFullWarp, window.last_key(first_query, work.length), 0),
                   window,
                   &params,
                   work.head * params.slots + work.slot_start};
-  int unit = kNoUnit;
-  int watched = 0;
+  bool ready = true;
 
   for (int tile = all.last; tile > own.last; --tile) skip_tile<Config>(storage, self);
   ptx::barrier_wait(&storage.query_ready[self.query.slot], self.query.parity);
   RowState<Config> state;
   begin_rows<Config>(state, storage, self);
-  for (int tile = own.last; tile >= own.first; --tile) attend_tile<Config>(storage, self, state, item, tile, unit, watched);
+  ptx::barrier_wait(&storage.key_ready[self.stage.slot], self.stage.parity);
+  const TileExponents<Config::kScaleEntries>& exponents = storage.exponents[self.stage.slot];
+  const int unit = __shfl_sync(kFullWarp, value_unit<Config>(exponents, *reinterpret_cast<const int4*>(&exponents)), 0);
+#pragma unroll 1
+  for (int tile = own.last; tile >= own.first;) {
+    if (attend_tile<Config>(storage, self, state, item, tile, unit, ready)) --tile;
+  }
   if (self.elected()) ptx::barrier_arrive(query_free);
-  store_rows<Config>(params, work, state, unit, first_query + 16 * self.warp, self.lane);
+  store_rows<Config>(params, work, state, unit, storage.rows_out[kWarpsPerConsumer * self.index + self.warp],
+                     first_query + 16 * self.warp, self.lane);
   if (own.first > all.first) {
     for (int tile = own.first - 1; tile >= all.first; --tile) skip_tile<Config>(storage, self);
     leave_together<Config>(self);
@@ -274,7 +285,11 @@ __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Conf
 
 template <class Config>
 __device__ __forceinline__ void consume(const ForwardParams& params, Storage<Config>& storage, int index, int thread) {
-  Consumer<Config> self{index, thread, __shfl_sync(kFullWarp, thread / 32, 0), thread % 32, {}, {}, {}};
+  Consumer<Config> self{index,       index,
+                        thread,      __shfl_sync(kFullWarp, thread / 32, 0),
+                        thread % 32, ptx::kept(ptx::shared_address(&storage.row_scale[128 * index + thread])),
+                        {},          {},
+                        {}};
   while (true) {
     ptx::barrier_wait(&storage.work_ready[self.work.slot], self.work.parity);
     Work work = storage.work[self.work.slot];
@@ -286,6 +301,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params, Storage<Con
     if (work.length < 0) return;
     attend<Config>(params, storage, self, work);
     self.query.advance();
+    self.group = self.group == Config::kConsumers - 1 ? 0 : self.group + 1;
   }
 }
 

@@ -5,7 +5,9 @@
 
 #include <cstdint>
 
+#include "../../ptx/matrix.cuh"
 #include "config.hpp"
+#include "storage.hpp"
 #include "tile_output.cuh"
 
 namespace flamia::sm90::forward {
@@ -15,63 +17,58 @@ __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
   return *reinterpret_cast<const std::uint32_t*>(&pair);
 }
 
-/// Transposes 4 x 4 words inside a quad: thread c gives word i to thread i and ends with word c of all four.
-__device__ __forceinline__ void transpose_quad(std::uint32_t (&word)[4], int c) {
-  std::uint32_t a = c & 1 ? word[0] : word[1], b = c & 1 ? word[2] : word[3];
-  a = __shfl_xor_sync(kFullWarp, a, 1);
-  b = __shfl_xor_sync(kFullWarp, b, 1);
-  if (c & 1) {
-    word[0] = a;
-    word[2] = b;
-  } else {
-    word[1] = a;
-    word[3] = b;
+/// 64 channels of the warp's 16 rows through shared memory, so that eight lanes write 128 consecutive bytes of a row. Chunks of eight
+/// channels (16 bytes) lie at chunk ^ row % 8: neither the stores of matrices nor the loads of rows meet a bank twice.
+template <class Config>
+__device__ __forceinline__ void store_channels(const ForwardParams& params, const Work& work, const float* output,
+                                               const float (&inverse)[2], std::uint8_t* stage, int channel, int first_row,
+                                               int lane) {
+  const int row = lane % 16;  // of the matrix row that this lane addresses
+  const std::uint32_t at = ptx::shared_address(stage) + row * 128;
+#pragma unroll
+  for (int pair = 0; pair < 4; ++pair) {  // two chunks, both halves of the rows
+    std::uint32_t word[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* const two = output + 8 * pair + 4 * (i / 2) + 2 * (i % 2);
+      word[i] = pack_bf16(two[0] * inverse[i % 2], two[1] * inverse[i % 2]);
+    }
+    ptx::store_matrices(at + ((2 * pair + lane / 16 ^ row % 8) << 4), word[0], word[1], word[2], word[3]);
   }
-  a = c & 2 ? word[0] : word[2];
-  b = c & 2 ? word[1] : word[3];
-  a = __shfl_xor_sync(kFullWarp, a, 2);
-  b = __shfl_xor_sync(kFullWarp, b, 2);
-  if (c & 2) {
-    word[0] = a;
-    word[1] = b;
-  } else {
-    word[2] = a;
-    word[3] = b;
+  __syncwarp();
+  const int chunk = lane % 8;
+  const std::int64_t first_token = static_cast<std::int64_t>(work.token_start) + first_row;
+  auto* const out = static_cast<std::uint8_t*>(params.output) + 2 * (work.head * Config::kHeadDim + channel + 8 * chunk);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int r = 4 * i + lane / 8;
+    const uint4 data = *reinterpret_cast<const uint4*>(stage + r * 128 + ((chunk ^ r % 8) << 4));
+    if (first_row + r >= work.length) continue;
+    *reinterpret_cast<uint4*>(out + (first_token + r) * (2 * Config::kHeadDim * params.query_heads)) = data;
   }
+  __syncwarp();
 }
 
 /// Stores the warp's 16 rows, those inside the document. `first_row` is the warp's first position in the document.
 template <class Config>
 __device__ __forceinline__ void store_rows(const ForwardParams& params, const Work& work, const RowState<Config>& state, int unit,
-                                           int first_row, int lane) {
-  const int c = lane % 4;
+                                           std::uint8_t* stage, int first_row, int lane) {
   constexpr float ln2 = 0.6931471805599453f;
+  float inverse[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = first_row + lane / 4 + 8 * half;
-    const bool inside = row < work.length;
-    const std::int64_t token = static_cast<std::int64_t>(work.token_start) + row;
-    const float inverse = power_of_two(unit) / state.sum[half];
-    if (c == 0 && inside) {
-      const float sum = state.sum[half] * power_of_two(-static_cast<int>(kCodeShift<Config::kReference>));
-      params.lse[work.head * params.tokens + token] = (state.reference[half] + log2f(sum)) * ln2;
-      const std::int64_t slot = work.head * params.slots + work.slot_start + row;
-      if (params.row_reference != nullptr) params.row_reference[slot] = state.reference[half];
-      if (params.row_sum != nullptr) params.row_sum[slot] = sum;
-    }
-    auto* const output =
-        static_cast<std::uint32_t*>(params.output) + (token * params.query_heads + work.head) * (Config::kHeadDim / 2);
+    inverse[half] = __frcp_rn(state.sum[half]) * power_of_two(unit);
+    if (lane % 4 != 0 || row >= work.length) continue;
+    const float sum = state.sum[half] * power_of_two(-static_cast<int>(kCodeShift<Config::kReference>));
+    params.lse[work.head * params.tokens + work.token_start + row] = (state.reference[half] + log2f(sum)) * ln2;
+    const std::int64_t slot = work.head * params.slots + work.slot_start + row;
+    if (params.row_reference != nullptr) params.row_reference[slot] = state.reference[half];
+    if (params.row_sum != nullptr) params.row_sum[slot] = sum;
+  }
 #pragma unroll
-    for (int block = 0; block < Config::kHeadDim / 32; ++block) {  // 32 channels: four groups of eight
-      std::uint32_t word[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at = 16 * block + 4 * i + 2 * half;
-        word[i] = pack_bf16(state.output[at] * inverse, state.output[at + 1] * inverse);
-      }
-      transpose_quad(word, c);
-      if (inside) *reinterpret_cast<uint4*>(output + 16 * block + 4 * c) = make_uint4(word[0], word[1], word[2], word[3]);
-    }
+  for (int channel = 0; channel < Config::kHeadDim; channel += 64) {
+    store_channels<Config>(params, work, state.output + channel / 2, inverse, stage, channel, first_row, lane);
   }
 }
 

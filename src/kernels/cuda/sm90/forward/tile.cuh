@@ -7,8 +7,9 @@
 #include <cstdint>
 
 #include "../../ptx/convert.cuh"
+#include "../../ptx/matrix.cuh"
 #include "../../ptx/registers.cuh"
-#include "../../ptx/wgmma.cuh"
+#include "../../ptx/wgmma_forward.cuh"
 #include "config.hpp"
 #include "exponents.cuh"
 #include "storage.hpp"
@@ -31,6 +32,7 @@ struct RowState {
 struct Item {
   std::uint32_t query;  // descriptor of the warpgroup's 64 queries
   int first_query, length;
+  int first_common, last_common;  // keys that all rows see
   Window window;
   const ForwardParams* params;  // test mode only, like the next
   std::int64_t first_row;       // of the document in the tables [head][slots]
@@ -54,6 +56,8 @@ struct RowPair {
 
 /// A row has no reference before its first visible key; a finite stand-in keeps infinity minus infinity out of the arithmetic.
 inline constexpr float kNoReference = -1.0e30f;
+inline constexpr float kGridEnd =
+    65536.0f;  // FP32 has no 1/32 left from here on: m is the maximum itself, t is rounded before m is taken off
 
 // ---- scores ------------------------------------------------------------------------------------------------------------------
 
@@ -95,17 +99,17 @@ __device__ __forceinline__ ScoreFactors<Config> score_factors(const TileExponent
                                                               const int4& header) {
   ScoreFactors<Config> result;
   if constexpr (Config::kScaleGroup == ScaleGroup::block) {
-    const float4 keys = *reinterpret_cast<const float4*>(tile.key_factors);
+    const float4 keys = ptx::load_shared_float4(ptx::shared_address(tile.key_factors));
     const float key[4] = {keys.x, keys.y, keys.z, keys.w};
 #pragma unroll
     for (int block = 0; block < 4; ++block) {
-      result.of[0][block] = row_scale.x * key[block];
-      result.of[1][block] = row_scale.y * key[block];
+      result.of[0][block] = fabsf(row_scale.x) * key[block];
+      result.of[1][block] = fabsf(row_scale.y) * key[block];
     }
   } else {
     const float key = header.x != 0 ? 1.0f : __int_as_float(header.z);  // mixed: the scores take the keys' factors
-    result.of[0][0] = row_scale.x * key;
-    result.of[1][0] = row_scale.y * key;
+    result.of[0][0] = fabsf(row_scale.x) * key;
+    result.of[1][0] = fabsf(row_scale.y) * key;
   }
   return result;
 }
@@ -154,8 +158,14 @@ __device__ __forceinline__ void mask_after(float (&scores)[Config::kScores], con
   const int origin = first_key + 2 * (lane % 4);
   const int limit[2] = {item.window.last_key(item.position(0), item.length) - origin,
                         item.window.last_key(item.position(1), item.length) - origin};
+  if (first_key + kKeyTile / 2 - 1 > item.last_common) {  // the first 64 keys are cut as well
 #pragma unroll
-  for (int i = 0; i < Config::kScores; ++i) {
+    for (int i = 0; i < Config::kScores / 2; ++i) {
+      if (8 * (i / 4) + i % 2 > limit[i / 2 % 2]) scores[i] = kMinusInfinity;
+    }
+  }
+#pragma unroll
+  for (int i = Config::kScores / 2; i < Config::kScores; ++i) {
     if (8 * (i / 4) + i % 2 > limit[i / 2 % 2]) scores[i] = kMinusInfinity;
   }
 }

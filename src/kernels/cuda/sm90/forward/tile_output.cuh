@@ -132,58 +132,71 @@ __device__ __forceinline__ void make_folded_codes(std::uint32_t (&folded)[kCodeW
 
 // ---- values ------------------------------------------------------------------------------------------------------------------
 
-/// Partial O and, in its last four registers, the row sums of the codes (column of ones); asynchronous.
+/// Partial O of a tile, in two products: the last 64 channels with the column of ones, which gives the row sums early, then, where
+/// there are more, the first 64.
+inline constexpr int kChannels = 64;  // of a product
+struct Partial {
+  float last[kChannels / 2 + 4];  // its last four registers: row sums of the codes
+  float first[kChannels / 2];     // head dim 128 only
+};
 template <class Config>
-__device__ __forceinline__ void issue_output(float (&partial)[Config::kPartials], const std::uint32_t (&codes)[kCodeWords],
-                                             std::uint32_t value) {
+inline constexpr bool kTwoProducts = Config::kHeadDim == 128;
+
+/// Both products, a group each; asynchronous.
+template <class Config>
+__device__ __forceinline__ void issue_output(Partial& partial, const std::uint32_t (&codes)[kCodeWords], std::uint32_t value) {
   constexpr auto layout = ValueOperand<Config>::kLayout;
-  constexpr std::uint32_t step = 2 * Config::kValueGroupStride >> 4;  // 32 tokens
+  constexpr std::uint32_t step = 2 * Config::kValueGroupStride >> 4;        // 32 tokens
+  constexpr std::uint32_t last = 16 * (Config::kHeadDim - kChannels) >> 4;  // a channel is 16 bytes
   ptx::begin_products();
+  ptx::product_64x72<false>(partial.last, codes, ptx::descriptor(value + last, layout));
 #pragma unroll
-  for (int k = 0; k < kKeyTile / 32; ++k) {
-    const std::uint64_t operand = ptx::descriptor(value + k * step, layout);
-    if constexpr (Config::kHeadDim == 128) {
-      if (k == 0)
-        ptx::product_64x136<false>(partial, codes + 4 * k, operand);
-      else
-        ptx::product_64x136<true>(partial, codes + 4 * k, operand);
-    } else {
-      if (k == 0)
-        ptx::product_64x72<false>(partial, codes + 4 * k, operand);
-      else
-        ptx::product_64x72<true>(partial, codes + 4 * k, operand);
-    }
+  for (int k = 1; k < kKeyTile / 32; ++k) {
+    ptx::product_64x72<true>(partial.last, codes + 4 * k, ptx::descriptor(value + last + k * step, layout));
   }
   ptx::commit_products();
+  if constexpr (kTwoProducts<Config>) {
+    ptx::product_n64<false>(partial.first, codes, ptx::descriptor(value, layout));
+#pragma unroll
+    for (int k = 1; k < kKeyTile / 32; ++k) {
+      ptx::product_n64<true>(partial.first, codes + 4 * k, ptx::descriptor(value + k * step, layout));
+    }
+    ptx::commit_products();
+  }
 }
 
 /// A <- A + partial: the promotion of a tile whose value exponent is the unit. An add, not an fma by one: it reads two registers, which
 /// matters beside a running product.
 template <class Config>
-__device__ __forceinline__ void promote(RowState<Config>& state, const float (&partial)[Config::kPartials]) {
+__device__ __forceinline__ void promote(RowState<Config>& state, const Partial& partial) {
+  constexpr int last = Config::kOutputs - kChannels / 2;
 #pragma unroll
-  for (int i = 0; i < Config::kOutputs; ++i) state.output[i] = __fadd_rn(state.output[i], partial[i]);
+  for (int i = 0; i < kChannels / 2; ++i) state.output[last + i] = __fadd_rn(state.output[last + i], partial.last[i]);
+  if constexpr (kTwoProducts<Config>) {
+#pragma unroll
+    for (int i = 0; i < kChannels / 2; ++i) state.output[i] = __fadd_rn(state.output[i], partial.first[i]);
+  }
 }
 
 /// A <- A + partial * 2^(value exponent - unit), rounded once: the general form, with the same result where both apply.
 template <class Config>
-__device__ __forceinline__ void promote_scaled(RowState<Config>& state, const float (&partial)[Config::kPartials],
-                                               const float (&scale)[2]) {
+__device__ __forceinline__ void promote_scaled(RowState<Config>& state, const Partial& partial, const float (&scale)[2]) {
+  constexpr int last = Config::kOutputs - kChannels / 2;
 #pragma unroll
-  for (int i = 0; i < Config::kOutputs; ++i) {
-    state.output[i] = __fmaf_rn(partial[i], scale[i / 2 % 2], state.output[i]);
+  for (int i = 0; i < kChannels / 2; ++i)
+    state.output[last + i] = __fmaf_rn(partial.last[i], scale[i / 2 % 2], state.output[last + i]);
+  if constexpr (kTwoProducts<Config>) {
+#pragma unroll
+    for (int i = 0; i < kChannels / 2; ++i) state.output[i] = __fmaf_rn(partial.first[i], scale[i / 2 % 2], state.output[i]);
   }
 }
 
-/// The reference of a row moves: A and l are multiplied by 2^(before - now). Before the first tile both are zero anyway.
+/// A and l are multiplied by a power of two for each row. Before the first tile both are zero anyway.
 template <class Config>
-__device__ __forceinline__ void move_references(RowState<Config>& state, const float (&next)[2]) {
-  float factor[2];
+__device__ __forceinline__ void rescale(RowState<Config>& state, const float (&factor)[2]) {
   const bool nothing_yet = __all_sync(kFullWarp, state.sum[0] == 0.0f && state.sum[1] == 0.0f);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    factor[half] = ptx::exp2_approximate(__fadd_rn(state.reference[half], -next[half]));
-    state.reference[half] = next[half];
     state.sum[half] *= factor[half];
   }
   if (nothing_yet) return;
