@@ -41,10 +41,10 @@ FLAMIA_FN float phase32_next(float m, float x) {
 /// tilesum, a free row: a tile is accepted while the sum of its codes (reference r, B = 7) stays below this; a saturated code alone is 448.
 inline constexpr float kTileSumLimit = 440.f;
 
-/// tilesum, a careful row: a tile whose codes add up to more than three times the greatest possible one shows that the row is flat. Fewer
-/// visible keys than kFlatKeys show nothing.
-inline constexpr float kFlatSum = 384.f;
-inline constexpr int kFlatKeys = 64;
+/// tilesum, a careful row: a tile of which it sees every key and whose codes add up to more than 2.5 times the greatest possible one shows
+/// that the row is flat. Then r rises by at least kLeastRise steps: room for greater keys to come, which would have the tile done again.
+inline constexpr float kFlatSum = 320.f;
+inline constexpr int kLeastRise = 6;
 
 /// ceil(log2 sum) for a sum of E4M3 codes (>= 0, finite, exact), from the bits.
 FLAMIA_FN int ceil_log2(float sum) {
@@ -55,8 +55,8 @@ FLAMIA_FN int ceil_log2(float sum) {
 /// tilesum, after a tile of a careful row: whole steps by which r rises before the next one, and the row is free; 0: it stays careful.
 /// `sum` = sum of the tile's codes at r, `seen` = visible keys of the tile by the mask, more = the row has more tiles to visit.
 FLAMIA_FN int tilesum_rise(float r, float sum, int seen, bool more) {
-  if (!more || seen < kFlatKeys || !(sum > kFlatSum) || abs_of(r) >= kGridLimit) return 0;
-  return ceil_log2(sum) - 7 + (seen < 128 ? 1 : 0);
+  if (!more || seen < 128 || !(sum > kFlatSum) || abs_of(r) >= kGridLimit) return 0;
+  return max_of(kLeastRise, ceil_log2(sum) - 7);
 }
 
 /// 2^(m_old - m_new), the factor of O and l; 0 for a row that has seen nothing yet.

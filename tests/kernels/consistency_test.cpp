@@ -34,11 +34,11 @@ TEST(Consistency, UnfoldedCodesAgreeOnNormalInput) {
     const CodeDifferences d = compare_codes(in, recipe(text));
     const double live = static_cast<double>(d.live);
     EXPECT_GT(live, 400000.0);
-    // tilesum: r rises after the tile that shows a row to be flat, so that tile's smallest codes were made in smaller steps; what differs
-    // is less than a subnormal step (`large` below) all the same
+    // tilesum: r rises by six steps after the tile that shows a row to be flat, so the smallest codes of the first two tiles were made in
+    // smaller steps than the backward pass makes them; what differs is at most a subnormal step (`large` below) all the same
     const bool rises = recipe(text).softmax.reference == RowReferenceRule::tilesum;
-    EXPECT_LE(static_cast<double>(d.normal) / live, rises ? 2e-4 : 2e-5) << text;
-    EXPECT_LE(static_cast<double>(d.subnormal) / live, rises ? 4e-4 : 2e-5) << text;
+    EXPECT_LE(static_cast<double>(d.normal) / live, rises ? 3e-3 : 2e-5) << text;
+    EXPECT_LE(static_cast<double>(d.subnormal) / live, rises ? 2e-2 : 2e-5) << text;
     EXPECT_LE(static_cast<double>(d.large), 3 + 4e-6 * live) << text;
     EXPECT_EQ(d.many_steps, 0u) << text;
   }

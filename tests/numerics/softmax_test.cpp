@@ -126,17 +126,18 @@ TEST(TileSum, NothingSaturatesAndStepsAreWhole) {
   EXPECT_GT(rejected, 1000);
 }
 
-TEST(TileSum, AFreedRowHasRoomForTilesLikeTheLast) {
+TEST(TileSum, AFreedRowHasRoomForGreaterKeys) {
   std::mt19937 bits(5);
   int freed = 0;
   for (int i = 0; i < 5000; ++i) {
-    const std::vector<float> t = random_tile(bits, 64 + static_cast<int>(bits() % 65));
+    const std::vector<float> t = random_tile(bits, 128);
     TileSumRow row;
     if (row.visit(t, true) <= kFlatSum) continue;
     ++freed;
     EXPECT_FALSE(row.careful);
     EXPECT_LT(code_sum(t, row.r, 7), 140.f);  // 2^7 and what rounding adds
-    EXPECT_GT(code_sum(t, row.r, 7), 28.f);   // and the range is not thrown away
+    EXPECT_GE(row.r - greatest(t), 6.f);
+    EXPECT_LT(row.r - greatest(t), 7.1f);  // and the range is not thrown away
   }
   EXPECT_GT(freed, 1000);
 }
@@ -158,19 +159,18 @@ TEST(TileSum, FlatRowsAreFreeAndPeakedOnesCareful) {
     return free / 1000.0;
   };
   EXPECT_GT(free_share(1.44f), 0.99);  // logits N(0, 1)
-  EXPECT_LT(free_share(8.7f), 0.1);    // logits N(0, 6^2)
+  EXPECT_LT(free_share(8.7f), 0.15);   // logits N(0, 6^2)
 }
 
 TEST(TileSum, RiseAndItsLimits) {
   for (int n = 1; n < 40000; ++n)
     EXPECT_EQ(ceil_log2(static_cast<float>(n)), static_cast<int>(std::ceil(std::log2(static_cast<double>(n))))) << n;
-  EXPECT_EQ(tilesum_rise(0.f, 384.f, 128, true), 0);
-  EXPECT_EQ(tilesum_rise(0.f, 385.f, 128, true), 2);
-  EXPECT_EQ(tilesum_rise(0.f, 513.f, 128, true), 3);
-  EXPECT_EQ(tilesum_rise(0.f, 513.f, 127, true), 4);
-  EXPECT_EQ(tilesum_rise(0.f, 513.f, 63, true), 0);
-  EXPECT_EQ(tilesum_rise(0.f, 513.f, 128, false), 0);
+  EXPECT_EQ(tilesum_rise(0.f, 320.f, 128, true), 0);
+  EXPECT_EQ(tilesum_rise(0.f, 321.f, 128, true), 6);
+  EXPECT_EQ(tilesum_rise(0.f, 8193.f, 128, true), 7);
   EXPECT_EQ(tilesum_rise(0.f, 16384.f, 128, true), 7);
+  EXPECT_EQ(tilesum_rise(0.f, 513.f, 127, true), 0);
+  EXPECT_EQ(tilesum_rise(0.f, 513.f, 128, false), 0);
   EXPECT_EQ(tilesum_rise(-kGridLimit, 16384.f, 128, true), 0);  // off the grid a row stays careful
 }
 

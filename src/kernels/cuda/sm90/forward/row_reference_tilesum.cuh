@@ -12,8 +12,8 @@
 namespace flamia::sm90::forward {
 
 inline constexpr float kRejectedSum = 440.0f;  // a saturated code alone is 448, of which the tensor core loses less than 4.2
-inline constexpr float kFlatSum = 384.0f;      // three times the greatest code of a careful row
-inline constexpr int kFlatKeys = 64;           // fewer visible keys say nothing
+inline constexpr float kFlatSum = 320.0f;      // 2.5 times the greatest code of a careful row
+inline constexpr float kLeastRise = 6.0f;      // room for greater keys to come
 
 /// The least whole number not below log2 x, x > 0 normal.
 __device__ __forceinline__ float ceil_log2(float x) {
@@ -21,10 +21,9 @@ __device__ __forceinline__ float ceil_log2(float x) {
   return static_cast<float>((bits >> 23) - 127 + ((bits & 0x7FFFFF) != 0 ? 1 : 0));
 }
 
-/// Keys that a row sees of a tile; 0 if no further tile follows.
-__device__ __forceinline__ int visible_before_more(Window window, int query, int length, int first_key) {
-  const int first = window.first_key(query), last = window.last_key(query, length);
-  return first < first_key ? min(last, first_key + kKeyTile - 1) - first_key + 1 : 0;
+/// Whether a row sees every key of a tile and more tiles follow.
+__device__ __forceinline__ bool full_and_more(Window window, int query, int length, int first_key) {
+  return (window.first_key(query) < first_key) & (window.last_key(query, length) >= first_key + kKeyTile - 1);
 }
 
 /// Whether a thread's row has a sum that is too great for its state; careful rows cannot saturate.
@@ -50,9 +49,9 @@ __device__ __forceinline__ bool free_flat_rows(RowState<Config>& state, float& s
   for (int half = 0; half < 2; ++half) {
     float& sum = half == 0 ? sum0 : sum1;
     const float before = state.reference[half];
-    const int visible = visible_before_more(item.window, item.position(half), item.length, first_key);
-    const bool flat = is_careful(row[half]) & (sum > kFlatSum) & (fabsf(before) < kGridEnd) & (visible >= kFlatKeys);
-    const float raised = __fadd_rn(before, ceil_log2(sum) - (visible < kKeyTile ? 6.0f : 7.0f));
+    const bool full = full_and_more(item.window, item.position(half), item.length, first_key);
+    const bool flat = is_careful(row[half]) & (sum > kFlatSum) & (fabsf(before) < kGridEnd) & full;
+    const float raised = __fadd_rn(before, fmaxf(kLeastRise, ceil_log2(sum) - 7.0f));
     row[half] = flat ? fabsf(row[half]) : row[half];
     state.reference[half] = flat ? raised : before;
     factor[half] = flat ? ptx::exp2_approximate(__fadd_rn(before, -raised)) : 1.0f;
