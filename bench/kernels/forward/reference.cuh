@@ -123,7 +123,8 @@ __global__ void check_rows(Inputs in, const int* document_of_row, const int* pos
     m = m_new;
     if (x > -1e299) first = false;
     const int seen = min(high, tile * 128 + 127) - max(low, tile * 128) + 1;
-    if (in.tilesum && careful && fabs(m) < 65536 && seen == 128 && tile > low / 128 && sum > 320) {  // flat: r rises, the row is free
+    if (in.tilesum && careful && fabs(m) < 65536 && seen == 128 && tile > low / 128 &&
+        sum > 320) {  // flat: r rises, the row is free
       const double rise = fmax(6.0, ceil(log2(sum)) - 7);
       careful = false;
       m += rise;
