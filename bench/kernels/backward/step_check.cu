@@ -162,8 +162,8 @@ bool products() {
             }
   }
 
-  // ldmatrix.x4 and the payload of dQ.
-  std::vector<std::int8_t> payload(128 * kPayloadWords * 4);
+  // ldmatrix.x4 and the payload of dQ, each 16 keys of which take the lines of their first 8.
+  Bytes payload(kQueryStep * kKeyTile * 2);
   for (int warp = 0; warp < 4; ++warp)
     for (int t = 0; t < kKeyGroups; ++t)
       for (int lane = 0; lane < 32; ++lane) {
@@ -176,11 +176,13 @@ bool products() {
         for (int half = 0; half < 2; ++half) {
           const int bytes[4] = {pairs[half][0], pairs[half][1], pairs[half + 2][0], pairs[half + 2][1]};
           for (int byte = 0; byte < 4; ++byte)
-            payload[((32 * warp + lane) * kPayloadWords + 2 * t + half) * 4 + byte] = static_cast<std::int8_t>(bytes[byte]);
+            payload[code_place(warp, lane) + t * exchange_offset(0, 16) + half * exchange_offset(8, 0) + byte] =
+                static_cast<std::int8_t>(bytes[byte]);
         }
       }
   for (int h = 0; h < kHeadDim / 64; ++h) {
-    const Fragment dq = multiply_rs(payload, kPayloadWords, key_transposed, h * 64 * 16, key_columns, 32 * kHeadDim, 4);
+    const Fragment dq = multiply_ss(payload, 0, PayloadOperand::kLayout, exchange_offset(0, 32), key_transposed, h * 64 * 16,
+                                    key_columns, 32 * kHeadDim, 4);
     good &= equal("dQ", dq, [&](int i, int c) {
       int sum = 0;
       for (int j = 0; j < 128; ++j) sum += small(j, i) * key(j, 64 * h + c);

@@ -34,6 +34,7 @@ inline void complete_if_due(emulation::BarrierState& state) {
 }
 inline void barrier_init(Barrier* barrier, std::uint32_t arrivals) { emulation::barriers[barrier] = {arrivals, arrivals, 0, 0}; }
 inline void fence_before_async_use() {}
+inline void fence_async_reads() {}
 inline void barrier_arrive(Barrier* barrier) {
   auto& state = emulation::barriers.at(barrier);
   --state.pending;
@@ -56,6 +57,9 @@ inline void bulk_copy(void* shared, const void* global, std::uint32_t bytes, Bar
   state.bytes -= bytes;
   complete_if_due(state);
 }
+inline bool elect_lane() { return emulation::current % 32 == 0; }
+inline int thread_index() { return static_cast<int>(threadIdx.x); }
+inline void need(std::uint32_t) {}
 template <int kRegisters>
 void take_registers() {}
 template <int kRegisters>
@@ -108,6 +112,8 @@ inline float4 load_shared_float4(std::uint32_t address) { return load_shared<flo
 inline float load_shared_float(std::uint32_t address) { return load_shared<float>(address); }
 inline int load_shared_int(std::uint32_t address) { return load_shared<int>(address); }
 
+inline void store_shared(std::uint32_t address, std::uint32_t word) { std::memcpy(at_shared(address), &word, 4); }
+
 /// Lane l writes line l % 8 of matrix l / 8: the elements that other lanes hold in column l % 8.
 inline void store_matrices_transposed(std::uint32_t shared, std::uint32_t m0, std::uint32_t m1, std::uint32_t m2,
                                       std::uint32_t m3) {
@@ -131,14 +137,22 @@ inline void load_matrices(std::uint32_t (&m)[4], std::uint32_t shared) {
   for (int i = 0; i < 4; ++i)
     m[i] = load_shared<std::uint32_t>(static_cast<std::uint32_t>(lines[8 * i + lane / 4]) + 4 * (lane % 4));
 }
-inline void add_global_f16x8(void* global, std::uint32_t p0, std::uint32_t p1, std::uint32_t p2, std::uint32_t p3) {
-  const std::uint32_t addends[4] = {p0, p1, p2, p3};
-  std::uint32_t sums[4];
-  std::memcpy(sums, global, sizeof sums);
-  for (int i = 0; i < 4; ++i)
-    sums[i] = pack_f16x2(low_f16(sums[i]) + low_f16(addends[i]), high_f16(sums[i]) + high_f16(addends[i]));
-  std::memcpy(global, sums, sizeof sums);
+inline void store_shared_x4(std::uint32_t address, std::uint32_t w0, std::uint32_t w1, std::uint32_t w2, std::uint32_t w3) {
+  const std::uint32_t words[4] = {w0, w1, w2, w3};
+  if (address % 16 != 0) fail("unaligned store to shared memory");
+  std::memcpy(at_shared(address), words, sizeof words);
 }
+inline void add_bulk_f16(void* global, std::uint32_t shared, std::uint32_t bytes) {
+  auto* const sums = static_cast<std::uint16_t*>(global);
+  for (std::uint32_t i = 0; i < bytes / 2; ++i) {
+    std::uint16_t addend;
+    std::memcpy(&addend, at_shared(shared + 2 * i), 2);
+    sums[i] = static_cast<std::uint16_t>(pack_f16x2(half_to_float(sums[i]) + half_to_float(addend), 0.0f));
+  }
+}
+inline void fence_async_global() {}
+inline void wait_bulk_read() {}
+inline void wait_bulk_done() {}
 inline void add_global_f32x4(void* global, float a, float b, float c, float d) {
   auto* const sums = static_cast<float*>(global);
   sums[0] += a, sums[1] += b, sums[2] += c, sums[3] += d;
@@ -219,9 +233,4 @@ template <bool kAccumulate>
 void product_64x64(float (&d)[32], const std::uint32_t* a, std::uint64_t b) {
   multiply<kAccumulate>(d, nullptr, a, b);
 }
-template <bool kAccumulate>
-void product_64x32(float (&d)[16], const std::uint32_t* a, std::uint64_t b) {
-  multiply<kAccumulate>(d, nullptr, a, b);
-}
-
 }  // namespace flamia::ptx

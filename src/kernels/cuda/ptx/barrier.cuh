@@ -22,6 +22,9 @@ __device__ __forceinline__ void fence_before_async_use() {
   cuda::ptx::fence_proxy_async(cuda::ptx::space_shared);
 }
 
+/// Makes ordinary stores to shared memory so far visible to copy engine and tensor cores (after a barrier: those of its other threads).
+__device__ __forceinline__ void fence_async_reads() { cuda::ptx::fence_proxy_async(cuda::ptx::space_shared); }
+
 __device__ __forceinline__ void barrier_arrive(Barrier* barrier) { static_cast<void>(cuda::ptx::mbarrier_arrive(barrier)); }
 
 /// The same for `arrivals` arrivals at once.

@@ -61,4 +61,13 @@ __device__ __forceinline__ int load_shared_int(std::uint32_t shared) {
   return i;
 }
 
+__device__ __forceinline__ void store_shared(std::uint32_t shared, std::uint32_t word) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared), "r"(word) : "memory");
+}
+
+__device__ __forceinline__ void store_shared_x4(std::uint32_t shared, std::uint32_t w0, std::uint32_t w1, std::uint32_t w2,
+                                                std::uint32_t w3) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(w0), "r"(w1), "r"(w2), "r"(w3) : "memory");
+}
+
 }  // namespace flamia::ptx

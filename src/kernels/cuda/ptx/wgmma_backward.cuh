@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The 64 x 64 and 64 x 32 products of the backward kernel (see wgmma.cuh for operands, waits and fences).
+// The 64 x 64 products of the backward kernel (see wgmma.cuh for operands, waits and fences).
 //
 // Unlike the larger products, the accumulators of 64 x 64 products are read-write operands even where the old values do not count (kAccumulate = false): the
 // backward kernel passes many products through the same two sets of registers and must not let the compiler move them.
@@ -71,30 +71,6 @@ __device__ __forceinline__ void product_64x64(float (&d)[32], const std::uint32_
           "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]),
           "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
           "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-  }
-}
-
-// 64 x 32, A in registers. The dQ warpgroup has no registers for more; its accumulators are outputs only where nothing is added to.
-template <bool kAccumulate>
-__device__ __forceinline__ void product_64x32(float (&d)[16], const std::uint32_t* a, std::uint64_t b) {
-  if constexpr (kAccumulate) {
-    asm volatile(
-        "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, 1, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
-        ", {%16, %17, %18, %19}, %20, accumulate, 1, 1;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]),
-          "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-  } else {
-    asm volatile(
-        "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
-        ", {%16, %17, %18, %19}, %20, accumulate, 1, 1;\n}"
-        : "=&f"(d[0]), "=&f"(d[1]), "=&f"(d[2]), "=&f"(d[3]), "=&f"(d[4]), "=&f"(d[5]), "=&f"(d[6]), "=&f"(d[7]), "=&f"(d[8]),
-          "=&f"(d[9]), "=&f"(d[10]), "=&f"(d[11]), "=&f"(d[12]), "=&f"(d[13]), "=&f"(d[14]), "=&f"(d[15])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
   }
 }

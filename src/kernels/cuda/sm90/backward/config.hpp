@@ -37,14 +37,16 @@ struct Config {
   static constexpr int kConsumerWarps = 4 * kConsumers;
 
   static constexpr int kHalves = kHeadDim / 64;  // products with d columns are made 64 columns at a time
-  static constexpr int kStages = 4;              // a power of two, as kExchangeSlots: see StepCounter
-  static constexpr int kExchangeSlots = 2;       // dS of two steps on the way
-  static constexpr int kWorkSlots = 16;          // items the copies may run ahead: never more than kStages + 1
+  static constexpr int kStages = 3;
+  static constexpr int kExchangeSlots = 3;  // dS of three steps on the way
+  static constexpr int kPlanSlots = 128;    // two batches of 32 ahead of the copies, and what is under way
+  static constexpr int kWorkSlots = 16;     // items under way or planned: at most one a stage and a batch, and a few
 
   static constexpr int kKeyBytes = kKeyTile * kHeadDim;
   static constexpr int kStepBytes = kQueryStep * kHeadDim;  // one copy of Q or dO'
   static constexpr int kExchangeBytes = kQueryStep * kKeyTile * 2;
   static constexpr int kPartialBytes = kPartials == PartialFormat::f16 ? 2 : 4;
+  static constexpr int kStagingBytes = kPartials == PartialFormat::f16 ? kGroup * kHeadDim * 2 : 16;  // of a warp's 16 queries
 };
 
 }  // namespace flamia::sm90::backward

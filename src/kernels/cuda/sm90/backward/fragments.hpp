@@ -34,6 +34,10 @@ FLAMIA_LAYOUT_FN int load_line(int warp, int lane, int t) {
   return exchange_offset(16 * warp + 8 * (matrix % 2) + lane % 8, 16 * t + 8 * (matrix / 2));
 }
 
+/// Where a lane of the dQ warpgroup stores the four codes that it makes of registers 0 and 2 of a load (row g), in place of dS; those of
+/// registers 1 and 3 (row g + 8) go exchange_offset(8, 0) further. The keys of 16 come in order pi.
+FLAMIA_LAYOUT_FN int code_place(int warp, int lane) { return exchange_offset(16 * warp + lane / 4, 0) + lane % 4 * 4; }
+
 /// Where register v of half h (64 channels) of a dQ fragment lies in the partial sums, relative to the 16 slots of its warp, in elements.
 /// One instruction of a warp covers 512 contiguous bytes.
 template <int kBytes>

@@ -34,23 +34,11 @@ __device__ __forceinline__ void promote(float (&sum)[kCount], const float (&x)[k
   for (int i = 0; i < kScores; ++i) sum[kHalf * kScores + i] = __fmaf_rn(x[i], scale[i / 2 % 2], sum[kHalf * kScores + i]);
 }
 
-/// dS as FP16 for the dQ warpgroup. `scale` = share of the key (2^(eK - greatest)) times 2^shift.
-__device__ __forceinline__ void send_scaled(const float (&y)[kScores], const float (&scale)[2], std::uint32_t line) {
-#pragma unroll
-  for (int u = 0; u < 4; ++u) {
-    const int i = 8 * u;
-    ptx::store_matrices_transposed(line + u * exchange_offset(16, 0), ptx::pack_f16x2(y[i] * scale[0], y[i + 1] * scale[0]),
-                                   ptx::pack_f16x2(y[i + 2] * scale[1], y[i + 3] * scale[1]),
-                                   ptx::pack_f16x2(y[i + 4] * scale[0], y[i + 5] * scale[0]),
-                                   ptx::pack_f16x2(y[i + 6] * scale[1], y[i + 7] * scale[1]));
-  }
-}
-
 /// The rare step whose rows need shifts of their own: D' outgrows the tile's V, or the diagonal cuts a tile of several exponents. The
 /// warpgroup's first 64 threads find them, one row each; `shifts` is the warpgroup's own.
 __device__ __forceinline__ void find_shifts(float* shifts, const std::uint8_t* records, const KeyRecord* keys, Window window,
-                                            const StepInfo& info, int first_key, int length, int group) {
-  const std::uint32_t barrier = 2 + group;  // named barriers 2 and 3; 1 is the dQ warpgroup's
+                                            const StepInfo& info, int first_key, int length) {
+  const std::uint32_t barrier = 2 + threadIdx.x / 128;  // named barriers 2 and 3; 1 is the dQ warpgroup's
   const int row = static_cast<int>(threadIdx.x) % 128;
   ptx::named_barrier_sync(barrier, 128);  // the shifts of a step before have been read
   if (row < kQueryStep) {
@@ -79,23 +67,33 @@ __device__ __forceinline__ void send_shifted(const float (&y)[kScores], const fl
   }
 }
 
-/// Sends the step's dS into a slot of the exchange.
+/// What D' of a step's rows asks of FP16.
+__device__ __forceinline__ int step_reach(std::uint32_t records) {
+  return high_half(ptx::load_shared_int(records + kReach * kFieldBytes));
+}
+/// Whether all rows of a step may travel in the unit of the tile. `reach` = that of the item's last key.
+__device__ __forceinline__ bool shift_is_uniform(int flags, std::uint32_t reach, std::uint32_t records) {
+  return ((flags & kCut) == 0 || (reach & kUniform) != 0) && step_reach(records) <= value_reach(reach);
+}
+
+/// Sends the step's dS into a slot of the exchange, whatever its rows need.
 template <class Config>
-__device__ __forceinline__ void send_gradient_of_scores(const float (&y)[kScores], std::uint32_t line, std::uint32_t stage_slot,
-                                                        const Place& place, Storage<Config>& storage, const Work& work,
-                                                        Window window, int group) {
-  const Stage<Config>& stage = storage.stage[stage_slot];
-  const float share[2] = {ptx::load_shared_float(place.key_records + 8), ptx::load_shared_float(place.key_records + kNextKey + 8)};
-  const int step_reach = high_half(*reinterpret_cast<const int*>(stage.records + kReach * kFieldBytes));
-  const std::uint32_t tile_reach = storage.key_records[stage.info.last_key].reach;
-  if (((stage.info.flags & kCut) == 0 || (tile_reach & kUniform) != 0) && step_reach <= value_reach(tile_reach)) [[likely]] {
-    const float shift = power_of_two(fp16_shift(value_reach(tile_reach), step_reach, 0, 0));
-    const float scale[2] = {share[0] * shift, share[1] * shift};
-    send_scaled(y, scale, line);
-  } else {
-    find_shifts(storage.shifts[group], stage.records, storage.key_records, window, stage.info, work.first_key, work.length, group);
-    send_shifted(y, share, line, ptx::shared_address(storage.shifts[group]) + place.quad);
+__device__ __forceinline__ void send_gradient_of_scores(const float (&y)[kScores], float (&share)[2], std::uint32_t line,
+                                                        StepCounter<Config> now, const Place& place, Storage<Config>& storage,
+                                                        const Work& work, Window window) {
+  const StepInfo info = storage.info(now);
+  const std::uint8_t* const records = storage.stage[now.stage()].records;
+  const std::uint32_t tile_reach = storage.key_records[info.last_key].reach;
+  if (shift_is_uniform(info.flags, tile_reach, ptx::shared_address(records))) {
+#pragma unroll
+    for (int u = 0; u < 4; ++u) send_scaled(y, u, share, line);
+    return;
   }
+  float* const shifts = storage.shifts[threadIdx.x / 128];
+  find_shifts(shifts, records, storage.key_records, window, info, work.first_key, work.length);
+  share[0] *= power_of_two(-tile_shift(value_reach(tile_reach)));
+  share[1] *= power_of_two(-tile_shift(value_reach(tile_reach)));
+  send_shifted(y, share, line, ptx::shared_address(shifts) + place.quad());
 }
 
 /// Weights that turn Y into the units of dK's payload: 2^(eG + eQ + 10) of queries 16 u ...; `kept` carries a token-block's over two u.
@@ -106,10 +104,11 @@ __device__ __forceinline__ float4 weights(std::uint32_t records, int u, const Pl
   return {kept, kept, kept, kept};
 }
 
-/// Exponents of dK's payload, packed: one a key, from its greatest dS 2^(eG + eQ) over the step's queries. A key lies in the four lanes of a quad.
+/// Greatest dS 2^(eG + eQ) of the thread's two keys over its queries of the step, as bits.
 template <class Config>
-__device__ __forceinline__ int key_exponents(const float (&y)[kScores], std::uint32_t records, const Place& place) {
-  std::uint32_t greatest[2] = {0, 0};
+__device__ __forceinline__ void find_maxima(std::uint32_t (&greatest)[2], const float (&y)[kScores], std::uint32_t records,
+                                            const Place& place) {
+  greatest[0] = greatest[1] = 0;
   float kept = 0.0f;
 #pragma unroll
   for (int u = 0; u < 4; ++u) {
@@ -123,20 +122,23 @@ __device__ __forceinline__ int key_exponents(const float (&y)[kScores], std::uin
           __vimax3_u32(greatest[half], __float_as_uint(fabsf(y[i + 4]) * weight.z), __float_as_uint(fabsf(y[i + 5]) * weight.w));
     }
   }
+}
+/// 2^exponent of dK's payload: one a key. A key lies in the four lanes of a quad.
+__device__ __forceinline__ void find_key_scale(float (&scale)[2], std::uint32_t (&greatest)[2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     greatest[half] = max(greatest[half], __shfl_xor_sync(kFullWarp, greatest[half], 1));
     greatest[half] = max(greatest[half], __shfl_xor_sync(kFullWarp, greatest[half], 2));
+    scale[half] = payload_scale(greatest[half]);
   }
-  return pack_halves(payload_exponent(greatest[0]), payload_exponent(greatest[1]));
 }
 
 /// dK's payload. Elements of an all but vanished key may meet a factor beyond FP32's range: it stays finite, so that 0 stays 0.
 template <class Config>
-__device__ __forceinline__ void round_key_payload(std::uint32_t (&codes)[kCodeWords], const float (&y)[kScores], int exponents,
-                                                  std::uint32_t records, const Place& place) {
+__device__ __forceinline__ void round_key_payload(std::uint32_t (&codes)[kCodeWords], const float (&y)[kScores],
+                                                  const float (&scale)[2], std::uint32_t records, const Place& place) {
   constexpr float greatest = 0x1p127f;
-  const float inverse[2] = {power_of_two(-low_half(exponents)), power_of_two(-high_half(exponents))};
+  const float inverse[2] = {inverse_power(scale[0]), inverse_power(scale[1])};
   float factor[2] = {0.0f, 0.0f}, kept = 0.0f;
 #pragma unroll
   for (int u = 0; u < 4; ++u) {

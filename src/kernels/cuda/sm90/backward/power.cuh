@@ -21,6 +21,16 @@ __device__ __forceinline__ int payload_exponent(std::uint32_t magnitude_bits) {
   return clamp(static_cast<int>((magnitude_bits + above_448) >> 23) - kExponentBias - 8, -100, 120);
 }
 
+/// 2^payload_exponent.
+__device__ __forceinline__ float payload_scale(std::uint32_t magnitude_bits) {
+  return power_of_two(payload_exponent(magnitude_bits));
+}
+
+/// Of a power of two, 2^-126 ... 2^126.
+__device__ __forceinline__ float inverse_power(float power) {
+  return __int_as_float((2 * kExponentBias << 23) - __float_as_int(power));
+}
+
 /// The power of two that brings a row's Y into FP16: 2^-(greatest V exponent it sees, or what D' asks), and 2^-(how far its greatest K
 /// exponent lies below the tile's). A function of what the row sees alone.
 __device__ __forceinline__ int fp16_shift(int value_exponent, int row_reach, int key_exponent, int tile_key_exponent) {

@@ -132,7 +132,7 @@ __device__ void write_key(const BackwardParams& params, const Tile& tile, int he
   KeyRecord record;
   record.slope = flagged ? numerics::quiet_nan() : counts ? numerics::pow2(key) : 0.0f;
   record.value = flagged ? numerics::quiet_nan() : counts ? power_of_two(clamp(value - kCodeShift - kUnit, -126, 127)) : 0.0f;
-  record.share = counts ? power_of_two(clamp(key - tile_key, -126, 0)) : 1.0f;
+  record.share = (counts ? power_of_two(clamp(key - tile_key, -126, 0)) : 1.0f) * power_of_two(tile_shift(tile_value));
   record.reach = static_cast<std::uint32_t>(key_reach + kExponentBias) |
                  static_cast<std::uint32_t>(value_reach + kExponentBias) << 8 |
                  (uniform ? static_cast<std::uint32_t>(kUniform) : 0u);

@@ -42,7 +42,7 @@ inline constexpr int kStepRecordBytes = kQueryStep / kGroup * kRowGroupBytes;  /
 struct alignas(16) KeyRecord {
   float slope;          // 2^eK; NaN if key or value is flagged
   float value;          // 2^(eV - 18)
-  float share;          // 2^(eK - greatest eK of the tile)
+  float share;          // 2^(eK - greatest eK of the tile + tile_shift)
   std::uint32_t reach;  // bytes: greatest eK and eV (each + 127) among the tile's keys up to this one; KeyFlags
 };
 enum KeyFlags : std::uint32_t { kUniform = 1u << 16 };  // every key of the tile has the same exponents and none is flagged
@@ -52,6 +52,11 @@ FLAMIA_LAYOUT_FN int key_reach(std::uint32_t reach) { return static_cast<int>(re
 FLAMIA_LAYOUT_FN int value_reach(std::uint32_t reach) {
   const int exponent = static_cast<int>(reach >> 8 & 255) - kExponentBias;
   return exponent < kLeastReach ? kLeastReach : exponent;
+}
+/// Exponent of the power of two that brings Y into FP16 wherever all rows of a step may know the whole tile, by the tile's greatest eV.
+FLAMIA_LAYOUT_FN int tile_shift(int value_exponent) {
+  const int exponent = value_exponent < kLeastReach ? kLeastReach : value_exponent;
+  return exponent > 100 ? -100 : -exponent;
 }
 FLAMIA_LAYOUT_FN int low_half(int word) { return static_cast<std::int16_t>(word & 0xFFFF); }
 FLAMIA_LAYOUT_FN int high_half(int word) { return word >> 16; }

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "../../ptx/convert.cuh"
+#include "../../ptx/half.cuh"
 #include "../../ptx/matrix.cuh"
 #include "../../ptx/wgmma_backward.cuh"
 #include "masks.cuh"
@@ -36,44 +37,57 @@ __device__ __forceinline__ void issue_scores(float (&x)[kScores], std::uint32_t 
 
 /// What a thread keeps of its place, as shared addresses. The rest (lane, keys) is cheaper to find again than to hold.
 struct Place {
-  std::uint32_t key_records;  // the record of key g; key g + 8 is 8 records on
-  std::uint32_t exchange;     // the line it stores dS to, slot 0
-  std::uint32_t quad;         // 16 bytes times the lane's place in its quad: where its queries lie in a record's field
+  std::uint32_t packed;    // 64 times the address of key g's record, plus 16 bytes times the lane's place in its quad
+  std::uint32_t exchange;  // the line it stores dS to, slot 0
+
+  /// The record of key g; that of key g + 8 is 8 records on.
+  __device__ __forceinline__ std::uint32_t key_records() const { return packed >> 6; }
+  /// Where the lane's queries lie in a record's field.
+  __device__ __forceinline__ std::uint32_t quad() const { return packed & 48; }
 };
 inline constexpr int kNextKey = 8 * static_cast<int>(sizeof(KeyRecord));
 
+/// One word of the records of the thread's two keys.
+__device__ __forceinline__ void load_key_field(float (&field)[2], const Place& place, int offset) {
+  const std::uint32_t at = place.key_records() + offset;
+  field[0] = ptx::load_shared_float(at);
+  field[1] = ptx::load_shared_float(at + kNextKey);
+}
+enum KeyField : int { kSlope = 0, kValue = 4, kShare = 8 };
+
 /// One field of a step's records for the 16 queries 16 u ... of the step, as the thread holds them: 2c, 2c + 1, 2c + 8, 2c + 9.
 __device__ __forceinline__ float4 query_field(std::uint32_t records, int field, int u, const Place& place) {
-  return ptx::load_shared_float4(records + place.quad + u * kRowGroupBytes + field * kFieldBytes);
+  return ptx::load_shared_float4(records + place.quad() + u * kRowGroupBytes + field * kFieldBytes);
 }
 /// The field's first word of a token-block (32 queries), for recipes in which a block shares it.
 __device__ __forceinline__ float block_field(std::uint32_t records, int field, int block) {
   return ptx::load_shared_float(records + block * 2 * kRowGroupBytes + field * kFieldBytes);
 }
 
-/// X = P 2^8, in place, of queries 16 kFirst ... 16 kLast - 1 of the step: inside one token-block.
-template <class Config, int kFirst, int kLast>
-__device__ __forceinline__ void exponentiate(float (&x)[kScores], std::uint32_t records, const Place& place) {
-  static_assert(kFirst / 2 == (kLast - 1) / 2);
-  float slope[2] = {ptx::load_shared_float(place.key_records), ptx::load_shared_float(place.key_records + kNextKey)};  // 2^eK
+/// Slopes of the thread's two keys for the queries of a token-block. Asked for early: a load takes long behind the operands of products.
+template <class Config>
+__device__ __forceinline__ void load_slopes(float (&slope)[2], std::uint32_t records, const Place& place, int block) {
+  load_key_field(slope, place, kSlope);
   if constexpr (Config::kScaleGroup == ScaleGroup::block) {
-    const float rho = block_field(records, kRho, kFirst / 2);
+    const float rho = block_field(records, kRho, block);
     slope[0] *= rho;
     slope[1] *= rho;
   }
+}
+
+/// X = P 2^8, in place, of queries 16 u ... 16 u + 15 of the step.
+template <class Config>
+__device__ __forceinline__ void exponentiate(float (&x)[kScores], int u, const float (&slope)[2], const float4& bias,
+                                             std::uint32_t records, const Place& place) {
+  float4 rho = {1.0f, 1.0f, 1.0f, 1.0f};
+  if constexpr (Config::kScaleGroup == ScaleGroup::token) rho = query_field(records, kRho, u, place);
 #pragma unroll
-  for (int u = kFirst; u < kLast; ++u) {
-    const float4 bias = query_field(records, kBias, u, place);
-    float4 rho = {1.0f, 1.0f, 1.0f, 1.0f};
-    if constexpr (Config::kScaleGroup == ScaleGroup::token) rho = query_field(records, kRho, u, place);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int i = first_of_word(u, half);
-      x[i] = ptx::exp2_approximate(__fmaf_rn(x[i], slope[half] * rho.x, bias.x));
-      x[i + 1] = ptx::exp2_approximate(__fmaf_rn(x[i + 1], slope[half] * rho.y, bias.y));
-      x[i + 4] = ptx::exp2_approximate(__fmaf_rn(x[i + 4], slope[half] * rho.z, bias.z));
-      x[i + 5] = ptx::exp2_approximate(__fmaf_rn(x[i + 5], slope[half] * rho.w, bias.w));
-    }
+  for (int half = 0; half < 2; ++half) {
+    const int i = first_of_word(u, half);
+    x[i] = ptx::exp2_approximate(__fmaf_rn(x[i], slope[half] * rho.x, bias.x));
+    x[i + 1] = ptx::exp2_approximate(__fmaf_rn(x[i + 1], slope[half] * rho.y, bias.y));
+    x[i + 4] = ptx::exp2_approximate(__fmaf_rn(x[i + 4], slope[half] * rho.z, bias.z));
+    x[i + 5] = ptx::exp2_approximate(__fmaf_rn(x[i + 5], slope[half] * rho.w, bias.w));
   }
 }
 
@@ -81,8 +95,11 @@ __device__ __forceinline__ void exponentiate(float (&x)[kScores], std::uint32_t 
 // right edge of the mask cuts the step, a key may know only the queries from its first one on (numerics: section 8): its factors are raised
 // to R over those. R of a thread's two keys is left in shared memory for the promotion.
 
+__device__ __forceinline__ int tile_reference(std::uint32_t records) {
+  return high_half(ptx::load_shared_int(records + kFoldMax * kFieldBytes));
+}
 __device__ __forceinline__ int uncut_references(std::uint32_t records) {
-  const int of_tile = high_half(ptx::load_shared_int(records + kFoldMax * kFieldBytes));
+  const int of_tile = tile_reference(records);
   return pack_halves(of_tile, of_tile);
 }
 
@@ -111,6 +128,20 @@ template <class Config, bool kMasked_>
 __device__ __forceinline__ void make_codes(std::uint32_t (&codes)[kCodeWords], const float (&x)[kScores], std::uint32_t records,
                                            const Place& place, const float (&raise)[2], Visible visible) {
   float4 share;
+  if constexpr (!kMasked_ && Config::kScaleGroup == ScaleGroup::block) {
+    // Blocks of one exponent are the rule: nothing to multiply by.
+    if (block_field(records, kFold, 0) == 1.0f && block_field(records, kFold, 1) == 1.0f) {
+#pragma unroll
+      for (int u = 0; u < 4; ++u) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int i = first_of_word(u, half);
+          codes[2 * u + half] = ptx::pack_e4m3x4(x[i], x[i + 1], x[i + 4], x[i + 5]);
+        }
+      }
+      return;
+    }
+  }
 #pragma unroll
   for (int u = 0; u < 4; ++u) {
     if constexpr (Config::kScaleGroup == ScaleGroup::token) {
@@ -130,14 +161,24 @@ __device__ __forceinline__ void make_codes(std::uint32_t (&codes)[kCodeWords], c
   }
 }
 
-/// Y = dS in place of dP.
-template <class Config, bool kMasked_>
+/// dS of queries 16 u ... as FP16. `scale` = the key's share, which holds the tile's shift.
+__device__ __forceinline__ void send_scaled(const float (&y)[kScores], int u, const float (&scale)[2], std::uint32_t line) {
+  const int i = 8 * u;
+  ptx::store_matrices_transposed(line + u * exchange_offset(16, 0), ptx::pack_f16x2(y[i] * scale[0], y[i + 1] * scale[0]),
+                                 ptx::pack_f16x2(y[i + 2] * scale[1], y[i + 3] * scale[1]),
+                                 ptx::pack_f16x2(y[i + 4] * scale[0], y[i + 5] * scale[0]),
+                                 ptx::pack_f16x2(y[i + 6] * scale[1], y[i + 7] * scale[1]));
+}
+
+/// Y = dS in place of dP. kSend: it also leaves for the dQ warpgroup, as FP16 in the unit of the tile, as it is made: P's registers become free
+/// for what the stores still read.
+template <class Config, bool kMasked_, bool kSend>
 __device__ __forceinline__ void make_gradient_of_scores(const float (&x)[kScores], float (&y)[kScores], std::uint32_t records,
-                                                        const Place& place, Visible visible) {
-  const float value[2] = {ptx::load_shared_float(place.key_records + 4), ptx::load_shared_float(place.key_records + kNextKey + 4)};
+                                                        const Place& place, const float (&value)[2], float4 offset, Visible visible,
+                                                        const float (&share)[2], std::uint32_t line) {
 #pragma unroll
   for (int u = 0; u < 4; ++u) {
-    const float4 offset = query_field(records, kOffset, u, place);
+    const float4 ahead = u < 3 ? query_field(records, kOffset, u + 1, place) : float4{};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int i = first_of_word(u, half);
@@ -147,6 +188,8 @@ __device__ __forceinline__ void make_gradient_of_scores(const float (&x)[kScores
       y[i + 4] = keep(i + 4, x[i + 4] * __fmaf_rn(y[i + 4], value[half], -offset.z));
       y[i + 5] = keep(i + 5, x[i + 5] * __fmaf_rn(y[i + 5], value[half], -offset.w));
     }
+    if constexpr (kSend) send_scaled(y, u, share, line);
+    offset = ahead;
   }
 }
 

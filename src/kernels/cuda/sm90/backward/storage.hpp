@@ -16,59 +16,40 @@ struct alignas(16) Work {
   std::int32_t steps;       // blocks * query heads of the group
 };
 
-/// What the loader says about a step, beside its operands.
+/// What is planned for a step, beside its operands.
 struct alignas(16) StepInfo {
-  std::int32_t query;     // position of its first query
-  std::int32_t flags;     // StepFlags
-  std::int32_t head;      // query head
-  std::int32_t last_key;  // index in the tile of the item's last key
+  std::int32_t query;      // position of its first query
+  std::int32_t head;       // query head
+  std::int32_t row;        // slot of its first query, counted through all query heads
+  std::uint16_t flags;     // StepFlags
+  std::uint16_t last_key;  // index in the tile of the item's last key
 };
 
 /// What a step streams: Q and dO' of 64 queries, both ways, and their records.
 template <class Config>
 struct Stage {
-  std::uint8_t query[Config::kStepBytes];
-  std::uint8_t gradient[Config::kStepBytes];
-  std::uint8_t query_transposed[Config::kStepBytes];
-  std::uint8_t gradient_transposed[Config::kStepBytes];
+  std::uint8_t operands[4 * Config::kStepBytes];
   std::uint8_t records[kStepRecordBytes];
-  StepInfo info;
-  std::uint8_t unused[128 - sizeof(StepInfo)];  // stages stay multiples of 128 bytes
+
+  __device__ __forceinline__ std::uint8_t* query() { return operands; }
+  __device__ __forceinline__ std::uint8_t* gradient() { return operands + Config::kStepBytes; }
+  __device__ __forceinline__ std::uint8_t* query_transposed() { return operands + 2 * Config::kStepBytes; }
+  __device__ __forceinline__ std::uint8_t* gradient_transposed() { return operands + 3 * Config::kStepBytes; }
 };
 
-/// How far the copies have come. One lane uses it at a time: the lane that copies step n hands it on with its arrival on exchange_free.
+/// How far the plans have come; the planning warp's own.
 struct CopyCursor {
-  Work work;              // the item whose steps are being copied
+  Work work;              // the item whose steps are being planned
   Work next;              // the one after it, when `progress` says so
-  std::int32_t left;      // steps of `work` not yet copied
+  std::int32_t left;      // steps of `work` not yet planned; negative at the end
   std::int32_t head;      // query head of the next one
   std::int32_t block;     // and its place among the head's steps
   std::int32_t item;      // items begun
+  std::int32_t planned;   // steps planned
   std::int32_t progress;  // of fetching `next`: 0 nothing, 1 ticket, 2 item, 3 ready
   std::int32_t ticket;
   WorkItem fetched;
   std::int32_t key_head;
-  std::int32_t ended;
-};
-
-template <class Config>
-struct Storage {
-  alignas(128) std::uint8_t key[Config::kKeyBytes];
-  alignas(128) std::uint8_t value[Config::kKeyBytes];
-  alignas(128) std::uint8_t key_transposed[Config::kKeyBytes];
-  alignas(128) Stage<Config> stage[Config::kStages];
-  alignas(128) std::uint8_t exchange[Config::kExchangeSlots][Config::kExchangeBytes];
-  alignas(128) KeyRecord key_records[kKeyTile];
-  Work work[Config::kWorkSlots];
-  std::int32_t references[128 * Config::kConsumers];         // each consumer thread's R of its two keys (int16 each), step by step
-  std::uint32_t visible[128 * Config::kConsumers];           // each consumer thread's visible pairs of a masked step
-  alignas(16) float shifts[Config::kConsumers][kQueryStep];  // factors of a step's rows where they differ, per consumer warpgroup
-  CopyCursor cursor;
-
-  std::uint64_t keys_ready;                    // copy engine -> all: K, V, Kt and their records of an item
-  std::uint64_t stage_ready[Config::kStages];  // copy engine -> all: the operands of a step (and the work slot of a first step)
-  std::uint64_t exchange_ready[Config::kExchangeSlots];  // consumers -> dQ: dS is written; also: the stage before is free
-  std::uint64_t exchange_free[Config::kExchangeSlots];   // dQ -> consumers: dS is read
 };
 
 /// Steps counted since the block's first: where a step's stage and exchange slot lie in their rings, and the parity of that round.
@@ -81,7 +62,31 @@ struct StepCounter {
   __device__ __forceinline__ std::uint32_t exchange() const { return count % Config::kExchangeSlots; }
   __device__ __forceinline__ std::uint32_t exchange_parity() const { return count / Config::kExchangeSlots & 1; }
   __device__ __forceinline__ StepCounter next() const { return {count + 1}; }
-  __device__ __forceinline__ StepCounter before() const { return {count - 1}; }
+};
+
+template <class Config>
+struct Storage {
+  alignas(128) std::uint8_t key[Config::kKeyBytes];
+  alignas(128) std::uint8_t value[Config::kKeyBytes];
+  alignas(128) std::uint8_t key_transposed[Config::kKeyBytes];
+  alignas(128) Stage<Config> stage[Config::kStages];
+  alignas(128) std::uint8_t exchange[Config::kExchangeSlots][Config::kExchangeBytes];
+  alignas(128) std::uint8_t staging[4 * Config::kStagingBytes];  // of the dQ warpgroup's warps
+  alignas(128) KeyRecord key_records[kKeyTile];
+  Work work[Config::kWorkSlots];
+  std::int32_t references[128 * Config::kConsumers];         // each consumer thread's R of its two keys (int16 each), step by step
+  std::uint32_t visible[128 * Config::kConsumers];           // each consumer thread's visible pairs of a masked step
+  alignas(16) float shifts[Config::kConsumers][kQueryStep];  // factors of a step's rows where they differ, per consumer warpgroup
+  StepInfo plan[Config::kPlanSlots];
+  CopyCursor cursor;
+
+  std::uint64_t keys_ready;                    // copy engine -> all: K, V and their records of an item
+  std::uint64_t transposed_keys_ready;         // copy engine -> dQ: Kt of an item
+  std::uint64_t stage_ready[Config::kStages];  // copy engine -> all: the operands of a step (and its plan, and an item's work slot)
+  std::uint64_t exchange_ready[Config::kExchangeSlots];  // consumers -> dQ: dS is written; also: the stage before is free
+  std::uint64_t exchange_free[Config::kExchangeSlots];   // dQ -> consumers: dS, and the payload in its place, are read
+
+  __device__ __forceinline__ const StepInfo& info(StepCounter<Config> now) const { return plan[now.count % Config::kPlanSlots]; }
 };
 
 template <class Config>

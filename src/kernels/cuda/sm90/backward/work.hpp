@@ -30,7 +30,12 @@ enum StepFlags : int {
   kMasked = 1,  // some pair is not visible (or beyond the document)
   kCut = 2,     // some query's last key lies before the tile's end: what it may know of the tile differs from row to row
 
-  kLastStep = 4,  // of the item
+  kNextMasked = 4,  // some pair of the item's next step is not visible
+
+  kFirstOfBatch = 16,  // the next batch can be planned
+  kFetch = 32,         // the next item is being fetched
+  kEnd = 64,           // no step: the kernel ends
+  kNothing = 128,      // not even that
 };
 FLAMIA_LAYOUT_FN int step_flags(Window window, int first_query, int first_key, int length) {
   const int last_query = first_query + kQueryStep - 1, last_key = first_key + kKeyTile - 1;
