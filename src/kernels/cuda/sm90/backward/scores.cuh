@@ -128,20 +128,6 @@ template <class Config, bool kMasked_>
 __device__ __forceinline__ void make_codes(std::uint32_t (&codes)[kCodeWords], const float (&x)[kScores], std::uint32_t records,
                                            const Place& place, const float (&raise)[2], Visible visible) {
   float4 share;
-  if constexpr (!kMasked_ && Config::kScaleGroup == ScaleGroup::block) {
-    // Blocks of one exponent are the rule: nothing to multiply by.
-    if (block_field(records, kFold, 0) == 1.0f && block_field(records, kFold, 1) == 1.0f) {
-#pragma unroll
-      for (int u = 0; u < 4; ++u) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int i = first_of_word(u, half);
-          codes[2 * u + half] = ptx::pack_e4m3x4(x[i], x[i + 1], x[i + 4], x[i + 5]);
-        }
-      }
-      return;
-    }
-  }
 #pragma unroll
   for (int u = 0; u < 4; ++u) {
     if constexpr (Config::kScaleGroup == ScaleGroup::token) {
