@@ -202,7 +202,7 @@ void check_case(const char* name, const Shape& shape, std::uint64_t seed) {
       iq.worst_row, static_cast<long long>(repeats), static_cast<long long>(q_repeats));
   expect(q.relative < 2e-2 && k.relative < 2e-2 && v.relative < 1.5e-2, "errors against the recipe");
   expect(q.worst_row < 0.3 && k.worst_row < 0.3 && v.worst_row < 0.3, "worst row against the recipe");
-  expect(repeats == 0 && (!shape.config.deterministic || q_repeats == 0), "repetition");
+  expect(repeats == 0 && ((pass == Pass::fused && !shape.config.deterministic) || q_repeats == 0), "repetition");
   for (void* x : {static_cast<void*>(t), static_cast<void*>(o), static_cast<void*>(probability), static_cast<void*>(ds),
                   static_cast<void*>(ideal), static_cast<void*>(dq), static_cast<void*>(dk), static_cast<void*>(dv)})
     CHECK(cudaFree(x));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks and times the Hopper backward kernel. Modes: check, time, all (default, under 100 s on an H200), one <workload>.
+// Checks and times the Hopper backward passes. Modes: check [seed], time, all (default), one <workload>; then fused or split (default: both).
 #include <random>
 
 #include "check.cuh"
@@ -55,19 +55,25 @@ void check_all(std::uint64_t seed) {
   check_exactness<128>({{70, 300, 200}, 4, 2, 128, -1, 0, config_of(128, block, f16, fp32, true, false), false}, seed + 110);
 }
 
-void time_all(const char* only) {
+void time_all(const std::vector<Pass>& passes, const char* only) {
   for (const Workload& w : workloads()) {
     if (only != nullptr && std::string(only) != w.name) continue;
     const auto one = [&](const char* variant, ScaleGroup group, PartialFormat partials, int mixed, bool deterministic) {
       const Shape shape{w.lengths, 16, 16, 128, -1, 0, config_of(128, group, partials, GradientFormat::bf16, deterministic, false)};
-      print_timing(w.name, variant, shape, time_workload(shape, mixed, 5));
+      std::vector<const char*> names;
+      const Timing timing = time_workload(shape, mixed, 5, names);
+      print_timing(w.name, variant, shape, timing, names);
     };
-    one("block f16 uniform", ScaleGroup::block, PartialFormat::f16, 0, false);
-    one("block f16 mixed 1 in 8", ScaleGroup::block, PartialFormat::f16, 8, false);
-    one("token f16 uniform", ScaleGroup::token, PartialFormat::f16, 0, false);
-    if (w.lengths[0] == 16384 || only != nullptr) {
-      one("block f32 uniform", ScaleGroup::block, PartialFormat::f32, 0, false);
-      one("block f16 in order", ScaleGroup::block, PartialFormat::f16, 0, true);
+    for (const Pass which : passes) {
+      pass = which;
+      one("block uniform", ScaleGroup::block, PartialFormat::f16, 0, false);
+      one("token uniform", ScaleGroup::token, PartialFormat::f16, 0, false);
+      if (w.lengths[0] != 16384) continue;
+      one("block mixed 1 in 8", ScaleGroup::block, PartialFormat::f16, 8, false);
+      if (which == Pass::fused) {
+        one("block f32 uniform", ScaleGroup::block, PartialFormat::f32, 0, false);
+        one("block in order", ScaleGroup::block, PartialFormat::f16, 0, true);
+      }
     }
   }
 }
@@ -76,15 +82,24 @@ void time_all(const char* only) {
 
 int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "all";
+  const std::string last = argc > 2 ? argv[argc - 1] : "";
+  std::vector<Pass> passes;
+  if (last != "fused") passes.push_back(Pass::split);
+  if (last != "split") passes.push_back(Pass::fused);
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   cudaDeviceProp device;
   CHECK(cudaGetDeviceProperties(&device, 0));
   std::printf("%s\n", device.name);
   if (mode == "check" || mode == "all") {
-    check_all(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : std::random_device{}());
+    const std::uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 0;
+    for (const Pass which : passes) {
+      pass = which;
+      std::printf("%s pass\n", which == Pass::split ? "split" : "fused");
+      check_all(seed != 0 ? seed : std::random_device{}());
+    }
     std::printf("%d failures\n", failures);
   }
-  if (mode == "time" || mode == "all") time_all(nullptr);
-  if (mode == "one") time_all(argc > 2 ? argv[2] : "4x16384");
+  if (mode == "time" || mode == "all") time_all(passes, nullptr);
+  if (mode == "one") time_all(passes, argc > 2 ? argv[2] : "4x16384");
   return failures == 0 ? 0 : 1;
 }

@@ -13,6 +13,7 @@
 
 #include "kernels/cuda/sm90/backward/backward.hpp"
 #include "kernels/cuda/sm90/layout.hpp"
+#include "kernels/cuda/sm90/split/split.hpp"
 #include "numerics/exponent.hpp"
 #include "numerics/hadamard.hpp"
 
@@ -50,6 +51,10 @@ __device__ inline float round_bf16(float x) {
 }
 __device__ inline float decode(std::uint8_t code) { return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3))); }
 __device__ inline std::uint8_t encode(float x) { return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3); }
+
+/// The two passes under test.
+enum class Pass { fused, split };
+inline Pass pass = Pass::fused;
 
 struct Shape {
   std::vector<int> lengths;
@@ -264,7 +269,7 @@ inline void release(Problem& p) {
 }
 
 /// Poisons the outputs, clears the partial sums and runs the pass.
-inline void run(const Problem& p, bool finish = true) {
+inline void run(const Problem& p) {
   const BackwardParams& b = p.params;
   CHECK(
       cudaMemsetAsync(b.dq_partials, 0,
@@ -272,9 +277,11 @@ inline void run(const Problem& p, bool finish = true) {
   CHECK(cudaMemsetAsync(b.d_query, 0xFF, p.query_elements() * p.gradient_bytes()));
   CHECK(cudaMemsetAsync(b.d_key, 0xFF, p.key_elements() * p.gradient_bytes()));
   CHECK(cudaMemsetAsync(b.d_value, 0xFF, p.key_elements() * p.gradient_bytes()));
-  CHECK(launch_backward_prepare(b, p.shape.config, nullptr));
-  CHECK(launch_backward_gradients(b, p.shape.config, nullptr));
-  if (finish) CHECK(launch_backward_finish(b, p.shape.config, nullptr));
+  if (pass == Pass::split) {
+    CHECK(launch_split_backward(b, p.shape.config, nullptr));
+  } else {
+    CHECK(launch_backward(b, p.shape.config, nullptr));
+  }
   CHECK(cudaDeviceSynchronize());
 }
 

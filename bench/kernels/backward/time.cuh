@@ -5,12 +5,15 @@
 #include <unistd.h>
 #include <cuda/ptx>
 
+#include <functional>
 #include <string>
 #include <tuple>
 
 #include "problem.cuh"
 
 namespace bench {
+
+inline constexpr int kQueryStepTokens = 64;
 
 static __global__ void random_codes(std::uint8_t* x, std::int64_t n, std::uint64_t seed) {
   FOR_EACH(i, n) x[i] = encode(normal(i, seed) * 90.0f);  // a token's greatest of 128 near 256
@@ -36,8 +39,36 @@ static __global__ void read_clock(long long* out) {
   out[0] = clock64() - start, out[1] = end_ns - start_ns;
 }
 
+/// One launch of a pass, between two others.
+struct Part {
+  const char* name;
+  std::function<cudaError_t()> launch;
+};
+/// A pass as a caller sees it, in the order of its launches.
+inline std::vector<Part> parts_of(const Problem& p) {
+  const BackwardParams b = p.params;
+  const BackwardConfig c = p.shape.config;
+  if (pass == Pass::split) {
+    return {{"prepare", [=] { return launch_split_prepare(b, c, nullptr); }},
+            {"dQ", [=] { return launch_split_query_gradient(b, c, nullptr); }},
+            {"dK dV", [=] { return launch_split_key_gradients(b, c, nullptr); }}};
+  }
+  const std::int64_t bytes = p.shape.query_heads * p.slots * p.shape.head_dim * (c.partials == PartialFormat::f16 ? 2 : 4);
+  return {{"clear", [=] { return cudaMemsetAsync(b.dq_partials, 0, bytes, nullptr); }},
+          {"prepare", [=] { return launch_backward_prepare(b, c, nullptr); }},
+          {"gradients", [=] { return launch_backward_gradients(b, c, nullptr); }},
+          {"finish", [=] { return launch_backward_finish(b, c, nullptr); }}};
+}
+
+/// Milliseconds: `burst` of each part; `sustained` of each part alone (of those that take longer than half a millisecond), and `whole` of all
+/// together, back to back.
 struct Timing {
-  double prepare, gradients, finish, sustained, clock;
+  struct Sustained {
+    double ms, clock;
+  };
+  std::vector<double> burst;
+  std::vector<Sustained> sustained;
+  Sustained whole;
 };
 
 inline double pairs_of_workload(const std::vector<int>& lengths) {
@@ -47,7 +78,7 @@ inline double pairs_of_workload(const std::vector<int>& lengths) {
 }
 
 /// mixed_every: one token-block in so many has another exponent (0: all uniform).
-inline Timing time_workload(Shape shape, int mixed_every, int repeats) {
+inline Timing time_workload(const Shape& shape, int mixed_every, int repeats, std::vector<const char*>& names) {
   Problem p = make_problem(shape);
   const BackwardParams& b = p.params;
   const std::int64_t qn = shape.query_heads * p.slots, kn = shape.key_heads * p.slots, d = shape.head_dim;
@@ -61,40 +92,52 @@ inline Timing time_workload(Shape shape, int mixed_every, int repeats) {
   plain_rows<<<512, 256>>>(p.reference, p.d_prime, p.dq_exponent, qn, 9);
   CHECK(cudaMemset(b.dq_partials, 0, qn * d * (shape.config.partials == PartialFormat::f16 ? 2 : 4)));
   CHECK(cudaDeviceSynchronize());
-  cudaEvent_t marks[4];
+  const std::vector<Part> parts = parts_of(p);
+  std::vector<cudaEvent_t> marks(parts.size() + 1);
   for (auto& mark : marks) CHECK(cudaEventCreate(&mark));
-  std::vector<float> parts[3];
+  std::vector<std::vector<float>> times(parts.size());
   for (int i = 0; i < repeats + 2; ++i) {
     usleep(20000);
     CHECK(cudaEventRecord(marks[0]));
-    CHECK(launch_backward_prepare(b, shape.config, nullptr));
-    CHECK(cudaEventRecord(marks[1]));
-    CHECK(launch_backward_gradients(b, shape.config, nullptr));
-    CHECK(cudaEventRecord(marks[2]));
-    CHECK(launch_backward_finish(b, shape.config, nullptr));
-    CHECK(cudaEventRecord(marks[3]));
-    CHECK(cudaEventSynchronize(marks[3]));
-    for (int k = 0; k < 3 && i >= 2; ++k) {
+    for (std::size_t k = 0; k < parts.size(); ++k) {
+      CHECK(parts[k].launch());
+      CHECK(cudaEventRecord(marks[k + 1]));
+    }
+    CHECK(cudaEventSynchronize(marks.back()));
+    for (std::size_t k = 0; k < parts.size() && i >= 2; ++k) {
       float ms;
       CHECK(cudaEventElapsedTime(&ms, marks[k], marks[k + 1]));
-      parts[k].push_back(ms);
+      times[k].push_back(ms);
     }
   }
-  for (auto& x : parts) std::sort(x.begin(), x.end());
-  const int back_to_back = std::max(4, static_cast<int>(300.0f / std::max(parts[1][repeats / 2], 0.05f)));
+  Timing timing;
+  double sum = 0;
+  for (auto& x : times) {
+    std::sort(x.begin(), x.end());
+    timing.burst.push_back(x[x.size() / 2]);
+    sum += timing.burst.back();
+  }
   long long* clock;
   CHECK(cudaMallocHost(&clock, 16));
-  CHECK(cudaEventRecord(marks[0]));
-  for (int i = 0; i < back_to_back; ++i) CHECK(launch_backward_gradients(b, shape.config, nullptr));
-  CHECK(cudaEventRecord(marks[1]));
-  read_clock<<<1, 1>>>(clock);
-  CHECK(cudaDeviceSynchronize());
-  float total;
-  CHECK(cudaEventElapsedTime(&total, marks[0], marks[1]));
-  const Timing timing{parts[0][repeats / 2], parts[1][repeats / 2], parts[2][repeats / 2], total / back_to_back,
-                      1e3 * clock[0] / clock[1]};
+  const auto sustain = [&](double about, const std::function<void()>& launch) {
+    const int count = std::max(4, static_cast<int>(250.0 / std::max(about, 0.05)));
+    CHECK(cudaEventRecord(marks[0]));
+    for (int i = 0; i < count; ++i) launch();
+    CHECK(cudaEventRecord(marks[1]));
+    read_clock<<<1, 1>>>(clock);
+    CHECK(cudaDeviceSynchronize());
+    float total;
+    CHECK(cudaEventElapsedTime(&total, marks[0], marks[1]));
+    return Timing::Sustained{total / count, 1e3 * clock[0] / clock[1]};
+  };
+  for (std::size_t k = 0; k < parts.size(); ++k)
+    timing.sustained.push_back(timing.burst[k] < 0.5 ? Timing::Sustained{} : sustain(timing.burst[k], [&] { CHECK(parts[k].launch()); }));
+  timing.whole = sustain(sum, [&] {
+    for (const Part& part : parts) CHECK(part.launch());
+  });
   CHECK(cudaFreeHost(clock));
   for (auto& mark : marks) CHECK(cudaEventDestroy(mark));
+  for (std::size_t k = 0; k < parts.size(); ++k) names.push_back(parts[k].name);
   release(p);
   return timing;
 }
@@ -119,13 +162,32 @@ inline std::vector<Workload> workloads() {
           {"uniform_64_8192", {4689, 3643, 6960, 8176, 4173, 69, 7762, 4088, 5410, 4566, 2449, 4730, 200, 4995, 1848, 1778}}};
 }
 
-inline void print_timing(const char* name, const char* variant, const Shape& shape, const Timing& t) {
+/// Steps of 64 queries x 128 keys under a causal mask.
+inline double steps_of_workload(const Shape& shape) {
+  double steps = 0;
+  for (int l : shape.lengths)
+    for (int first = 0; first < l; first += kKeyTile) steps += (l + kQueryStepTokens - 1) / kQueryStepTokens - first / kQueryStepTokens;
+  return steps * shape.query_heads;
+}
+
+inline void print_timing(const char* name, const char* variant, const Shape& shape, const Timing& t,
+                         const std::vector<const char*>& names) {
   const double flops = 2.5 * 4 * pairs_of_workload(shape.lengths) * shape.head_dim * shape.query_heads;
-  std::printf(
-      "%-16s %-26s prepare %.3f  gradients %7.3f ms (%5.0f TFLOP/s)  finish %.3f  sum %7.3f | sustained %7.3f ms %5.0f TFLOP/s at "
-      "%.0f MHz\n",
-      name, variant, t.prepare, t.gradients, flops / t.gradients / 1e9, t.finish, t.prepare + t.gradients + t.finish, t.sustained,
-      flops / t.sustained / 1e9, t.clock);
+  int device, multiprocessors;
+  CHECK(cudaGetDevice(&device));
+  CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  const double steps = steps_of_workload(shape) / multiprocessors;
+  std::printf("%-16s %-5s %-22s", name, pass == Pass::split ? "split" : "fused", variant);
+  double sum = 0;
+  for (std::size_t k = 0; k < names.size(); ++k) {
+    std::printf(" %s %.3f", names[k], t.burst[k]);
+    sum += t.burst[k];
+    if (t.sustained[k].ms > 0)
+      std::printf(" (%.3f at %.0f MHz, %.0f cycles a step)", t.sustained[k].ms, t.sustained[k].clock,
+                  t.sustained[k].ms * 1e3 * t.sustained[k].clock / steps);
+  }
+  std::printf(" | whole burst %.3f ms %.0f TFLOP/s, sustained %.3f ms %.0f TFLOP/s at %.0f MHz\n", sum, flops / sum / 1e9, t.whole.ms,
+              flops / t.whole.ms / 1e9, t.whole.clock);
 }
 
 }  // namespace bench

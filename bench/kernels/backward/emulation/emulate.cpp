@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the backward kernels and their GPU checks on the CPU, thread by thread. Built by build.sh from rewritten copies of the sources.
-// Arguments: number of a case, or "all"; seed.
+// Arguments: number of a case, or "all"; seed; "split" or "fused" (default: both).
 #include "ptx.hpp"
 
 // The runtime calls that the checks make, on host memory. One multiprocessor: blocks run one after the other.
@@ -103,10 +103,14 @@ int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   const std::string which = argc > 1 ? argv[1] : "all";
   const std::uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
-  if (which == "all") {
-    for (int number = 0; number <= 12; ++number) run_case(number, seed);
-  } else {
-    run_case(std::atoi(which.c_str()), seed);
+  const std::string only = argc > 3 ? argv[3] : "";
+  for (const Pass one : {Pass::fused, Pass::split}) {
+    const std::string name = one == Pass::split ? "split" : "fused";
+    if (!only.empty() && only != name) continue;
+    pass = one;
+    std::printf("%s pass\n", name.c_str());
+    const int first = which == "all" ? 0 : std::atoi(which.c_str()), last = which == "all" ? 12 : first;
+    for (int number = first; number <= last; ++number) run_case(number, seed);
   }
   std::printf("%d failures\n", failures);
   return failures;

@@ -233,4 +233,13 @@ template <bool kAccumulate>
 void product_64x64(float (&d)[32], const std::uint32_t* a, std::uint64_t b) {
   multiply<kAccumulate>(d, nullptr, a, b);
 }
+template <bool kAccumulate>
+void product_in_place_64x128(float (&d)[64], std::uint64_t a, std::uint64_t b) {
+  multiply<kAccumulate>(d, &a, nullptr, b);
+}
+template <bool kAccumulate>
+void product_in_place_64x128(float (&d)[64], const std::uint32_t* a, std::uint64_t b) {
+  multiply<kAccumulate>(d, nullptr, a, b);
+}
+
 }  // namespace flamia::ptx

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The public entry: what is checked, and which compiled instance serves a configuration.
+#include "checks.hpp"
 #include "instances.hpp"
 #include "work.hpp"
 
@@ -8,33 +9,15 @@ namespace {
 
 using namespace backward;
 
-bool has_operands(const BackwardParams& p) {
-  return p.query_rows != nullptr && p.query_transposed != nullptr && p.key_rows != nullptr && p.key_transposed != nullptr &&
-         p.value_rows != nullptr && p.gradient_rows != nullptr && p.gradient_transposed != nullptr &&
-         p.query_exponents != nullptr && p.gradient_exponents != nullptr && p.key_exponents != nullptr &&
-         p.value_exponents != nullptr && p.row_reference != nullptr && p.d_prime != nullptr;
-}
-bool has_work(const BackwardParams& p) {
-  return p.documents != nullptr && p.items != nullptr && p.item_count != nullptr && p.used_slots != nullptr && p.counter != nullptr;
-}
+/// What the fused pass needs besides.
 bool has_memory(const BackwardParams& p, const BackwardConfig& config) {
   const bool scaled = config.partials != PartialFormat::f16 || p.dq_exponent != nullptr;
   const bool turns = !(config.deterministic || config.record_codes) || p.turns != nullptr;
-  const bool record = !config.record_codes || (p.recorded_codes != nullptr && p.record_keys > 0);
-  return p.row_records != nullptr && p.key_records != nullptr && p.dq_partials != nullptr && p.d_query != nullptr &&
-         p.d_key != nullptr && p.d_value != nullptr && scaled && turns && record;
+  return p.dq_partials != nullptr && scaled && turns;
 }
 bool valid(const BackwardParams& p, const BackwardConfig& config) {
-  const bool heads = p.key_heads > 0 && p.query_heads > 0 && p.query_heads % p.key_heads == 0 && p.heads_per_group > 0;
-  return (config.head_dim == 64 || config.head_dim == 128) && heads && p.softmax_scale > 0.0f && p.slots > 0 &&
-         p.slots % kKeyTile == 0 && p.window_left >= -1 && p.window_right >= -1 && has_operands(p) && has_work(p) &&
+  return has_shape(p, config) && has_operands(p) && has_work(p) && has_records(p, config) && has_results(p) &&
          has_memory(p, config);
-}
-
-cudaError_t count_multiprocessors(int* multiprocessors) {
-  int device = 0;
-  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  return cudaDeviceGetAttribute(multiprocessors, cudaDevAttrMultiProcessorCount, device);
 }
 
 template <class Launch>

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launching the kernel of dK and dV; included by the translation units that instantiate it.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include "instances.hpp"
+#include "key_kernel.cuh"
+
+namespace flamia::sm90::split {
+
+template <class Instance>
+cudaError_t launch_keys(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream) {
+  constexpr int shared_bytes = static_cast<int>(sizeof(KeyStorage<Instance>)) + kSharedAlign;
+  static_assert(shared_bytes <= 227 * 1024, "a block may use 227 KiB of shared memory");
+  if (const cudaError_t error =
+          cudaFuncSetAttribute(key_gradients_kernel<Instance>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+      error != cudaSuccess) {
+    return error;
+  }
+  key_gradients_kernel<Instance>
+      <<<multiprocessors, Instance::kThreads, shared_bytes, stream>>>(params, config.gradients, config.rotated);
+  return cudaGetLastError();
+}
+
+template <int kHeadDim, ScaleGroup kScaleGroup>
+cudaError_t launch_key_gradients(const BackwardParams& params, const BackwardConfig& config, int multiprocessors,
+                                 cudaStream_t stream) {
+  return config.record_codes ? launch_keys<KeyConfig<kHeadDim, kScaleGroup, true>>(params, config, multiprocessors, stream)
+                             : launch_keys<KeyConfig<kHeadDim, kScaleGroup, false>>(params, config, multiprocessors, stream);
+}
+
+}  // namespace flamia::sm90::split

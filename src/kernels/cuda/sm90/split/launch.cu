@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// The public entry of the split backward pass: what is checked, and which compiled instance serves a configuration.
+#include "../backward/checks.hpp"
+#include "../backward/instances.hpp"
+#include "instances.hpp"
+
+namespace flamia::sm90 {
+namespace {
+
+using namespace split;
+
+bool valid(const BackwardParams& p, const BackwardConfig& config) {
+  return backward::has_shape(p, config) && backward::has_operands(p) && backward::has_work(p) &&
+         backward::has_records(p, config) && backward::has_results(p);
+}
+
+template <class Launch>
+cudaError_t checked(const BackwardParams& params, const BackwardConfig& config, Launch launch) {
+  if (!valid(params, config)) return cudaErrorInvalidValue;
+  int multiprocessors = 0;
+  if (const cudaError_t error = backward::count_multiprocessors(&multiprocessors); error != cudaSuccess) return error;
+  return launch(multiprocessors);
+}
+
+}  // namespace
+
+cudaError_t launch_split_prepare(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream) {
+  return checked(params, config, [&](int multiprocessors) {
+    BackwardParams own = params;
+    own.turns = nullptr;
+    return backward::launch_prepare(own, false, multiprocessors, stream);
+  });
+}
+
+cudaError_t launch_split_query_gradient(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream) {
+  return checked(params, config, [&](int multiprocessors) {
+    const bool block = config.scale_group == ScaleGroup::block;
+    if (config.head_dim == 128) {
+      return block ? launch_query_gradient<128, ScaleGroup::block>(params, config, multiprocessors, stream)
+                   : launch_query_gradient<128, ScaleGroup::token>(params, config, multiprocessors, stream);
+    }
+    return block ? launch_query_gradient<64, ScaleGroup::block>(params, config, multiprocessors, stream)
+                 : launch_query_gradient<64, ScaleGroup::token>(params, config, multiprocessors, stream);
+  });
+}
+
+cudaError_t launch_split_key_gradients(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream) {
+  return checked(params, config, [&](int multiprocessors) {
+    const bool block = config.scale_group == ScaleGroup::block;
+    if (config.head_dim == 128) {
+      return block ? launch_key_gradients<128, ScaleGroup::block>(params, config, multiprocessors, stream)
+                   : launch_key_gradients<128, ScaleGroup::token>(params, config, multiprocessors, stream);
+    }
+    return block ? launch_key_gradients<64, ScaleGroup::block>(params, config, multiprocessors, stream)
+                 : launch_key_gradients<64, ScaleGroup::token>(params, config, multiprocessors, stream);
+  });
+}
+
+cudaError_t launch_split_backward(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream) {
+  if (const cudaError_t error = launch_split_prepare(params, config, stream); error != cudaSuccess) return error;
+  if (const cudaError_t error = launch_split_query_gradient(params, config, stream); error != cudaSuccess) return error;
+  return launch_split_key_gradients(params, config, stream);
+}
+
+}  // namespace flamia::sm90

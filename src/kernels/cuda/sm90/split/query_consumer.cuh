@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+// A consumer warpgroup of the dQ kernel: 64 queries of the item, whose dQ it sums in registers over all key tiles.
+//
+// Three products a tile pass through two sets of 64 registers, X and Y:
+//
+//   X   P         | next S ................. | P in place .................................
+//   Y   dP -> dS  | dS                       | dQ of the tile ......... | next dP ......... |
+//       dS          exponents, payload         exp2, first half           promote, exp2, second half
+//
+// The loop's back edge lies where no product is in flight.
+#pragma once
+#include <cstdint>
+
+#include "../backward/rotation.cuh"
+#include "../backward/rows_out.cuh"
+#include "query_tile.cuh"
+#include "tickets.cuh"
+
+namespace flamia::sm90::split {
+
+template <class Config, int kGroup_>
+struct QueryConsumer {
+  const BackwardParams& params;
+  QueryStorage<Config>& storage;
+  std::uint32_t buffer;    // of Q and dO'
+  std::uint32_t row;       // shared address of the records of the thread's first query
+  std::uint32_t key_byte;  // where the record of the thread's first key lies in a tile's
+
+  __device__ __forceinline__ Window window() const { return {params.window_left, params.window_right}; }
+  __device__ __forceinline__ int lane() const { return static_cast<int>(threadIdx.x) % 32; }
+  __device__ __forceinline__ const QueryWork& work() const { return storage.queries[buffer].work; }
+  /// Position of the thread's first query; the second is 8 on.
+  __device__ __forceinline__ int first_row() const {
+    return work().first_query + kGroup_ * Config::kRowsPerConsumer + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane() / 4;
+  }
+  __device__ __forceinline__ std::uint32_t rows_of(const std::uint8_t* first_buffer) const {
+    return ptx::descriptor_low(first_buffer + kGroup_ * Config::kRowsPerConsumer * Config::kHeadDim, TileRows<Config>::kLayout) +
+           buffer * static_cast<std::uint32_t>(sizeof(QueryBuffer<Config>) >> 4);
+  }
+  __device__ __forceinline__ std::uint32_t queries() const { return rows_of(storage.queries[0].query); }
+  __device__ __forceinline__ std::uint32_t gradients() const { return rows_of(storage.queries[0].gradient); }
+  static __device__ __forceinline__ std::uint32_t stage_words(std::uint32_t slot) {
+    return slot * static_cast<std::uint32_t>(sizeof(KeyStage<Config>) >> 4);
+  }
+  __device__ __forceinline__ std::uint32_t keys(std::uint32_t slot) const {
+    return ptx::descriptor_low(storage.stage[0].key, TileRows<Config>::kLayout) + stage_words(slot);
+  }
+  __device__ __forceinline__ std::uint32_t values(std::uint32_t slot) const {
+    return ptx::descriptor_low(storage.stage[0].value, TileRows<Config>::kLayout) + stage_words(slot);
+  }
+  __device__ __forceinline__ std::uint32_t keys_transposed(std::uint32_t slot) const {
+    return ptx::descriptor_low(storage.stage[0].key_transposed, TileTransposed<Config>::kLayout) + stage_words(slot);
+  }
+  __device__ __forceinline__ std::uint32_t records(std::uint32_t slot) const {
+    return ptx::shared_address(storage.stage[0].records) + slot * static_cast<std::uint32_t>(sizeof(KeyStage<Config>));
+  }
+
+  /// X = P in two halves; `mixed` is looked up by the first.
+  template <int kHalf>
+  __device__ __forceinline__ void exponentiate(float (&x)[kTileScores], std::uint32_t slot) const {
+    const bool mixed = mixed_tile<Config>(records(slot));
+    if (kHalf == 0 && mixed) multiply_by_keys<false>(x, records(slot) + key_byte, kSlopeAt);
+    exponentiate_tile<Config, kHalf * kTileGroups / 2, (kHalf + 1) * kTileGroups / 2>(x, row, records(slot), mixed);
+  }
+
+  /// dS of a tile whose P is in X and dP in Y; in a mixed tile times 2^eK.
+  __device__ __forceinline__ void finish_gradient(const float (&x)[kTileScores], float (&y)[kTileScores], std::uint32_t slot,
+                                                  int first_key) const {
+    const bool mixed = mixed_tile<Config>(records(slot));
+    if (mixed) multiply_by_keys<false>(y, records(slot) + key_byte, kValueAt);
+    const int first_query = work().first_query + kGroup_ * Config::kRowsPerConsumer;
+    if ((step_flags(window(), first_query, first_key, work().length) & kMasked) != 0) {
+      const VisibleKeys visible = visible_keys(window(), first_row(), first_key, work().length, lane());
+      make_tile_gradient<Config, true>(x, y, row, records(slot), mixed, visible);
+    } else {
+      make_tile_gradient<Config, false>(x, y, row, records(slot), mixed, VisibleKeys{});
+    }
+    if (mixed) multiply_by_keys<true>(y, records(slot) + key_byte, kSlopeAt);
+  }
+
+  /// First tile of an item: S and dP without anything to hide behind.
+  __device__ __forceinline__ void begin(TileRegisters<Config>& tile, std::uint32_t slot) const {
+    auto &x = tile.x, &y = tile.y;
+    ptx::fence_registers(x);
+    ptx::fence_registers(y);
+    issue_tile<Config>(x, queries(), keys(slot));
+    issue_tile<Config>(y, gradients(), values(slot));
+    ptx::wait_products<1>();
+    ptx::fence_registers(x);
+    exponentiate<0>(x, slot);
+    exponentiate<1>(x, slot);
+    ptx::wait_products<0>();
+    ptx::fence_registers(y);
+  }
+
+  /// The rest of a tile and, if there is one, the beginning of the next.
+  template <bool kMore>
+  __device__ __forceinline__ void step(float (&sum)[Config::kSums], TileRegisters<Config>& tile,
+                                       Ring<Config::kStages> now, int first_key) const {
+    auto &x = tile.x, &y = tile.y;
+    auto& part = tile.part();
+    const Ring<Config::kStages> after = now.next();
+    finish_gradient(x, y, now.slot, first_key);
+    if constexpr (kMore) {
+      ptx::barrier_wait(&storage.stage_ready[after.slot], after.parity);
+      ptx::fence_registers(x);
+      issue_tile<Config>(x, queries(), keys(after.slot));
+    }
+    const bool mixed = mixed_tile<Config>(records(now.slot));
+    const int exponents = payload_exponents<Config>(y, records(now.slot), mixed);
+    std::uint32_t codes[kPayloadWords];
+    round_payload<Config>(codes, y, exponents, records(now.slot), mixed);
+    ptx::fence_registers(part);
+    issue_query_gradient<Config>(part, codes, keys_transposed(now.slot));
+    if constexpr (kMore) {
+      ptx::wait_products<1>();
+      ptx::fence_registers(x);
+      exponentiate<0>(x, after.slot);
+    }
+    ptx::wait_products<0>();
+    ptx::fence_registers(part);
+    ptx::hold_operand(codes);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::barrier_arrive(&storage.stage_free[now.slot]);
+    promote_tile(sum, part, exponents);
+    if constexpr (kMore) {
+      ptx::fence_registers(y);
+      issue_tile<Config>(y, gradients(), values(after.slot));
+      exponentiate<1>(x, after.slot);
+      ptx::wait_products<0>();
+      ptx::fence_registers(y);
+    }
+  }
+
+  /// dQ leaves; Q and dO' may be overwritten.
+  __device__ __forceinline__ void write(float (&sum)[Config::kSums], GradientFormat format, bool rotated) const {
+    const int query = first_row();
+    const bool valid[2] = {query < work().length, query + 8 < work().length};
+    const std::int64_t stride = static_cast<std::int64_t>(params.query_heads) * Config::kHeadDim;
+    const std::int64_t at =
+        (static_cast<std::int64_t>(work().token_start) + query) * stride + static_cast<std::int64_t>(work().head) * Config::kHeadDim;
+    float unit[2];
+    load_rows(unit, row, kDqUnit);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::barrier_arrive(&storage.queries_free[buffer]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) unit[half] = power_of_two(clamp(__float_as_int(unit[half]), -126, 126));
+#pragma unroll
+    for (int i = 0; i < Config::kSums; ++i) sum[i] *= unit[i / 2 % 2];
+    if (rotated) rotate_back<Config::kHeadDim>(sum, lane());
+#pragma unroll
+    for (int i = 0; i < Config::kSums; ++i) sum[i] *= params.softmax_scale;
+    write_rows<Config::kHeadDim>(params.d_query, format, at, 8 * stride, sum, valid, lane());
+  }
+};
+
+/// All items of the block. kGroup_ is a template argument so that operand addresses are constants.
+template <class Config, int kGroup_>
+__device__ __forceinline__ void consume_queries(const BackwardParams& params, QueryStorage<Config>& storage, GradientFormat format,
+                                                bool rotated, int thread) {
+  const int warp = __shfl_sync(kFullWarp, thread / 32, 0), lane = thread % 32;
+  QueryConsumer<Config, kGroup_> consumer{params, storage, 0, 0, static_cast<std::uint32_t>(lane % 4 * 2 * kKeyRecordBytes)};
+  const std::uint32_t row = ptx::shared_address(storage.queries[0].records) +
+                            (kGroup_ * (Config::kRowsPerConsumer / kGroup) + warp) * kRowGroupBytes + pi_column(lane / 4) * 4;
+  float sum[Config::kSums];
+  TileRegisters<Config> tile;
+  Ring<Config::kStages> now;
+  for (Ring<Config::kQueryBuffers> buffer;; buffer = buffer.next()) {
+    ptx::barrier_wait(&storage.queries_ready[buffer.slot], buffer.parity);
+    const QueryWork& work = storage.queries[buffer.slot].work;
+    if (__shfl_sync(kFullWarp, work.length, 0) < 0) return;
+    consumer.buffer = buffer.slot;
+    consumer.row = row + buffer.slot * static_cast<std::uint32_t>(sizeof(QueryBuffer<Config>));
+    int first_key = __shfl_sync(kFullWarp, work.first_tile, 0) * kKeyTile;
+    const int last = first_key + (__shfl_sync(kFullWarp, work.tiles, 0) - 1) * kKeyTile;
+#pragma unroll
+    for (int i = 0; i < Config::kSums; ++i) sum[i] = 0.0f;
+    ptx::barrier_wait(&storage.stage_ready[now.slot], now.parity);
+    consumer.begin(tile, now.slot);
+#pragma unroll 1
+    for (; first_key != last; first_key += kKeyTile, now = now.next()) consumer.template step<true>(sum, tile, now, first_key);
+    consumer.template step<false>(sum, tile, now, first_key);
+    now = now.next();
+    consumer.write(sum, format, rotated);
+  }
+}
+
+}  // namespace flamia::sm90::split

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a consumer warpgroup of the dQ kernel does with a 64 x 128 tile, step by step: P, dS, the payload's exponents, the payload. The order is in
+// query_consumer.cuh, the units are those of ../backward/records.hpp.
+#pragma once
+#include <cstdint>
+
+#include "../../ptx/convert.cuh"
+#include "../../ptx/matrix.cuh"
+#include "../../ptx/wgmma_split.cuh"
+#include "../backward/power.cuh"
+#include "query_config.hpp"
+
+namespace flamia::sm90::split {
+
+inline constexpr int kTileScores = 64;    // registers of a 64 x 128 accumulator
+inline constexpr int kPayloadWords = 16;  // A operand of dQ: 64 queries x 128 keys
+inline constexpr int kTileGroups = kKeyTile / 16;
+
+/// A thread's registers for a tile. With 64 channels the tile's dQ has registers of its own: an accumulator of 32 cannot share those of 64.
+template <class Config>
+struct TileRegisters {
+  float x[kTileScores] = {};
+  float y[kTileScores] = {};
+  float narrow[Config::kHeadDim == 64 ? Config::kSums : 1] = {};
+
+  __device__ __forceinline__ float (&part())[Config::kSums] {
+    if constexpr (Config::kHeadDim == 64)
+      return narrow;
+    else
+      return y;
+  }
+};
+
+/// Code word 2 u + half holds registers first, first + 1, first + 4, first + 5: keys 16 u + 2 c + {0, 1, 8, 9} of query `half`.
+FLAMIA_LAYOUT_FN int first_of_payload(int u, int half) { return 8 * u + 2 * half; }
+
+// ---- products ------------------------------------------------------------------------------------------------------------------
+
+template <class Config>
+struct TileRows {
+  static constexpr ptx::OperandLayout kLayout{128, 8 * Config::kHeadDim};
+};
+template <class Config>
+struct TileTransposed {
+  static constexpr ptx::OperandLayout kLayout{16 * Config::kHeadDim, 128};
+};
+
+/// Scores or dP: 64 queries (rows of Q or dO') times 128 keys (rows of K or V); asynchronous.
+template <class Config>
+__device__ __forceinline__ void issue_tile(float (&x)[kTileScores], std::uint32_t queries, std::uint32_t keys) {
+  constexpr auto layout = TileRows<Config>::kLayout;
+  constexpr std::uint32_t step = 2 * 128 >> 4;  // two core matrices along d
+  ptx::begin_products();
+#pragma unroll
+  for (int k = 0; k < Config::kHeadDim / 32; ++k) {
+    const std::uint64_t a = ptx::descriptor(queries + k * step, layout), b = ptx::descriptor(keys + k * step, layout);
+    if (k == 0)
+      ptx::product_in_place_64x128<false>(x, a, b);
+    else
+      ptx::product_in_place_64x128<true>(x, a, b);
+  }
+  ptx::commit_products();
+}
+
+/// The tile's part of dQ; asynchronous.
+template <class Config>
+__device__ __forceinline__ void issue_query_gradient(float (&part)[Config::kSums], const std::uint32_t (&codes)[kPayloadWords],
+                                                     std::uint32_t keys) {
+  constexpr auto layout = TileTransposed<Config>::kLayout;
+  constexpr std::uint32_t step = 32 * Config::kHeadDim >> 4;  // 32 keys
+  ptx::begin_products();
+#pragma unroll
+  for (int k = 0; k < kKeyTile / 32; ++k) {
+    const std::uint64_t b = ptx::descriptor(keys + k * step, layout);
+    if constexpr (Config::kHeadDim == 128) {
+      if (k == 0)
+        ptx::product_in_place_64x128<false>(part, codes, b);
+      else
+        ptx::product_in_place_64x128<true>(part, codes + 4 * k, b);
+    } else {
+      if (k == 0)
+        ptx::product_64x64<false>(part, codes, b);
+      else
+        ptx::product_64x64<true>(part, codes + 4 * k, b);
+    }
+  }
+  ptx::commit_products();
+}
+
+// ---- keys ----------------------------------------------------------------------------------------------------------------------
+
+inline constexpr int kSlopeAt = 0, kValueAt = 4, kReachAt = 12;  // bytes of a KeyRecord
+inline constexpr int kKeyRecordBytes = static_cast<int>(sizeof(KeyRecord));
+
+/// Greatest factor of a key's dS. A flagged key's factor, NaN, becomes this: its visible dS are NaN already, and masked ones must stay 0.
+inline constexpr float kGreatestSlope = 0x1p120f;
+__device__ __forceinline__ float finite_slope(float slope) { return fminf(slope, kGreatestSlope); }
+
+/// Per-token exponents: whether the tile's keys differ.
+template <class Config>
+__device__ __forceinline__ bool mixed_tile(std::uint32_t records) {
+  if constexpr (Config::kScaleGroup == ScaleGroup::block) return false;
+  return (ptx::load_shared_int(records + kReachAt) & static_cast<int>(kUniform)) == 0;
+}
+
+/// The tile's factors at byte `at` of the records; 1 in a mixed tile, whose scores carry them already.
+template <class Config>
+__device__ __forceinline__ void load_factors(float (&factors)[Config::kFactors], std::uint32_t records, int at, bool mixed) {
+#pragma unroll
+  for (int b = 0; b < Config::kFactors; ++b) factors[b] = ptx::load_shared_float(records + b * kBlock * kKeyRecordBytes + at);
+  if (Config::kScaleGroup == ScaleGroup::token && mixed) factors[0] = 1.0f;
+}
+template <class Config>
+FLAMIA_LAYOUT_FN int factor_of(int u) {
+  return Config::kFactors == 1 ? 0 : u / 2;
+}
+
+/// Mixed tiles: every score times its key's factor. `mine` = shared address of the record of the thread's first key.
+template <bool kFinite>
+__device__ __forceinline__ void multiply_by_keys(float (&x)[kTileScores], std::uint32_t mine, int at) {
+#pragma unroll
+  for (int j = 0; j < kKeyTile / 8; ++j) {
+    float first = ptx::load_shared_float(mine + 8 * j * kKeyRecordBytes + at);
+    float second = ptx::load_shared_float(mine + (8 * j + 1) * kKeyRecordBytes + at);
+    if constexpr (kFinite) first = finite_slope(first), second = finite_slope(second);
+    x[4 * j] *= first;
+    x[4 * j + 1] *= second;
+    x[4 * j + 2] *= first;
+    x[4 * j + 3] *= second;
+  }
+}
+
+// ---- the tile ------------------------------------------------------------------------------------------------------------------
+
+/// A field of the records of the thread's two queries. `row` = shared address of the first one's word in field 0.
+__device__ __forceinline__ void load_rows(float (&of)[2], std::uint32_t row, int field) {
+  of[0] = ptx::load_shared_float(row + field * kFieldBytes);
+  of[1] = ptx::load_shared_float(row + field * kFieldBytes + (pi_column(8) - pi_column(0)) * 4);
+}
+
+/// X = P 2^8, in place, of keys 16 kFirst ... 16 kLast - 1 of the tile.
+template <class Config, int kFirst, int kLast>
+__device__ __forceinline__ void exponentiate_tile(float (&x)[kTileScores], std::uint32_t row, std::uint32_t records, bool mixed) {
+  float bias[2], rho[2], slope[Config::kFactors];
+  load_rows(bias, row, kBias);
+  load_rows(rho, row, kRho);
+  load_factors<Config>(slope, records, kSlopeAt, mixed);
+#pragma unroll
+  for (int u = kFirst; u < kLast; ++u) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float scale = slope[factor_of<Config>(u)] * rho[half];
+      const int first = first_of_payload(u, half);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& score = x[first + i / 2 * 4 + i % 2];
+        score = ptx::exp2_approximate(__fmaf_rn(score, scale, bias[half]));
+      }
+    }
+  }
+}
+
+/// Which of the tile's keys the thread's two queries see: bit k of a row stands for its k-th key, 8 (k / 2) + 2 c + k % 2.
+struct VisibleKeys {
+  std::uint32_t row[2];
+};
+
+FLAMIA_LAYOUT_FN int keys_before(int end) {
+  if (end <= 0) return 0;
+  return end >= kKeyTile ? 32 : end / 8 * 2 + (end % 8 < 2 ? end % 8 : 2);
+}
+FLAMIA_LAYOUT_FN std::uint32_t bits_below(int n) { return n >= 32 ? 0xFFFFFFFFu : (1u << n) - 1; }
+/// Keys first ... end - 1, as offsets from the thread's first key.
+FLAMIA_LAYOUT_FN std::uint32_t visible_key_bits(int first, int end) {
+  return bits_below(keys_before(end)) & ~bits_below(keys_before(first));
+}
+FLAMIA_LAYOUT_FN bool sees_key(const VisibleKeys& visible, int i) {
+  return (visible.row[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1) != 0;
+}
+/// `query`: the first one's position; the second is 8 on.
+FLAMIA_LAYOUT_FN VisibleKeys visible_keys(Window window, int query, int first_key, int length, int lane) {
+  const int origin = first_key + 2 * (lane % 4);
+  return {{visible_key_bits(window.first_key(query) - origin, window.last_key(query, length) + 1 - origin),
+           visible_key_bits(window.first_key(query + 8) - origin, window.last_key(query + 8, length) + 1 - origin)}};
+}
+
+/// Y = dS in place of dP. Masked: invisible pairs become 0 by selection, after all arithmetic.
+template <class Config, bool kMasked_>
+__device__ __forceinline__ void make_tile_gradient(const float (&x)[kTileScores], float (&y)[kTileScores], std::uint32_t row,
+                                                   std::uint32_t records, bool mixed, const VisibleKeys& visible) {
+  float offset[2], value[Config::kFactors];
+  load_rows(offset, row, kOffset);
+  load_factors<Config>(value, records, kValueAt, mixed);
+#pragma unroll
+  for (int u = 0; u < kTileGroups; ++u) {
+#pragma unroll
+    for (int i = 8 * u; i < 8 * u + 8; ++i) {
+      const float ds = x[i] * __fmaf_rn(y[i], value[factor_of<Config>(u)], -offset[i / 2 % 2]);
+      y[i] = !kMasked_ || sees_key(visible, i) ? ds : 0.0f;
+    }
+  }
+}
+
+/// Exponents of the payload, packed: one a query, from its greatest dS 2^eK over the tile. A query lies in the four lanes of a quad.
+template <class Config>
+__device__ __forceinline__ int payload_exponents(const float (&y)[kTileScores], std::uint32_t records, bool mixed) {
+  float slope[Config::kFactors];
+  load_factors<Config>(slope, records, kSlopeAt, mixed);
+  std::uint32_t greatest[2] = {0, 0};
+#pragma unroll
+  for (int u = 0; u < kTileGroups; ++u) {
+    const float weight = finite_slope(slope[factor_of<Config>(u)]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = first_of_payload(u, half);
+      greatest[half] =
+          __vimax3_u32(greatest[half], __float_as_uint(fabsf(y[i]) * weight), __float_as_uint(fabsf(y[i + 1]) * weight));
+      greatest[half] =
+          __vimax3_u32(greatest[half], __float_as_uint(fabsf(y[i + 4]) * weight), __float_as_uint(fabsf(y[i + 5]) * weight));
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    greatest[half] = max(greatest[half], __shfl_xor_sync(kFullWarp, greatest[half], 1));
+    greatest[half] = max(greatest[half], __shfl_xor_sync(kFullWarp, greatest[half], 2));
+  }
+  return pack_halves(payload_exponent(greatest[0]), payload_exponent(greatest[1]));
+}
+
+/// The payload. Elements of an all but vanished query may meet a factor beyond FP32's range: it stays finite, so that 0 stays 0.
+template <class Config>
+__device__ __forceinline__ void round_payload(std::uint32_t (&codes)[kPayloadWords], const float (&y)[kTileScores], int exponents,
+                                              std::uint32_t records, bool mixed) {
+  constexpr float greatest = 0x1p127f;
+  const float inverse[2] = {power_of_two(-low_half(exponents)), power_of_two(-high_half(exponents))};
+  float slope[Config::kFactors];
+  load_factors<Config>(slope, records, kSlopeAt, mixed);
+#pragma unroll
+  for (int u = 0; u < kTileGroups; ++u) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float factor = fminf(finite_slope(slope[factor_of<Config>(u)]) * inverse[half], greatest);
+      const int i = first_of_payload(u, half);
+      codes[2 * u + half] = ptx::pack_e4m3x4(y[i] * factor, y[i + 1] * factor, y[i + 4] * factor, y[i + 5] * factor);
+    }
+  }
+}
+
+/// dQ += x * 2^exponent of the query, rounded once: FP32 takes over every tile.
+template <int kCount>
+__device__ __forceinline__ void promote_tile(float (&sum)[kCount], const float (&part)[kCount], int exponents) {
+  const float scale[2] = {power_of_two(low_half(exponents)), power_of_two(high_half(exponents))};
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sum[i] = __fmaf_rn(part[i], scale[i / 2 % 2], sum[i]);
+}
+
+}  // namespace flamia::sm90::split

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launch interface of the split Hopper backward pass: the same gradients as ../backward/backward.hpp from two kernels that share nothing. One
+// makes dQ, a tile of queries against all its keys; the other dK and dV, a tile of keys against all its queries. Seven products instead of
+// five, but no partial sums in memory: nothing to clear, no pass at the end, and every gradient is bit-repeatable.
+//
+// Parameters and recipe fields are those of the fused pass. Not used, and may be null: dq_exponent, dq_partials, turns; `partials` and
+// `deterministic` of the configuration.
+#pragma once
+#include "../backward/backward.hpp"
+
+namespace flamia::sm90 {
+
+/// Prepare, dQ, dK and dV, in this order; nothing else (no allocation, no synchronisation). cudaErrorInvalidValue: a parameter is missing or out
+/// of range.
+cudaError_t launch_split_backward(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream);
+
+/// Its parts, for timing. Both need the records of *prepare*.
+cudaError_t launch_split_prepare(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream);
+cudaError_t launch_split_query_gradient(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream);
+cudaError_t launch_split_key_gradients(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream);
+
+}  // namespace flamia::sm90
