@@ -7,7 +7,8 @@
 //   Y   dS              | dK low ..................... | dK high ......... | next dP ......... | dS
 //       key maxima        round dK's payload  promote    promote   exp2 1, 2   exp2 3, 4, codes
 //
-// The loop's back edge lies where no product is in flight.
+// The loop's back edge lies where no product is in flight. The compiler sinks arithmetic below a wait for products, although it is meant to fill it,
+// but not below a wait on a barrier: where a copy is first needed is chosen with that in mind.
 #pragma once
 #include <cstdint>
 
@@ -66,24 +67,37 @@ struct KeyConsumer {
     return Config::kRecordCodes || (storage.stage[slot].info.flags & kMasked) != 0;
   }
 
-  /// Codes of a step whose P is in X.
+  /// Codes of the first or second 32 queries of a step whose P is in X. Two parts, so that each follows its exponentials: the branch on the mask keeps
+  /// the compiler from moving either elsewhere.
+  template <int kHalf>
   __device__ __forceinline__ void finish_codes(const float (&x)[kScores], std::uint32_t (&codes)[kCodeWords], std::uint32_t slot,
                                                std::uint32_t records) const {
     float raise[2] = {1.0f, 1.0f};
     if (masked(slot)) {
       const StepInfo info = storage.stage[slot].info;
       const int key = work().first_key + first_row();
-      const Visible visible = visible_queries(window(), key, info.query, work().length, lane());
-      storage.visible[threadIdx.x] = visible;
-      if constexpr (Config::kRecordCodes)
-        record_codes<Config>(params, x, visible, key, info.head * params.slots + work().slot_start + info.query, lane());
-      references() = (info.flags & kCut) != 0 ? cut_references(raise, records, window(), key, info.query, references())
-                                              : uncut_references(records);
-      make_codes<Config, true>(codes, x, records, place, raise, visible);
+      if constexpr (kHalf == 0) {
+        storage.visible[threadIdx.x] = visible_queries(window(), key, info.query, work().length, lane());
+        references() = (info.flags & kCut) != 0 ? cut_references(raise, records, window(), key, info.query, references())
+                                                : uncut_references(records);
+      } else {
+        find_raise(raise, records);
+        if constexpr (Config::kRecordCodes) {
+          record_codes<Config>(params, x, storage.visible[threadIdx.x], key,
+                               info.head * params.slots + work().slot_start + info.query, lane());
+        }
+      }
+      make_codes<Config, true, 2 * kHalf, 2 * kHalf + 2>(codes, x, records, place, raise, storage.visible[threadIdx.x]);
     } else {
-      references() = uncut_references(records);
-      make_codes<Config, false>(codes, x, records, place, raise, Visible{});
+      if (kHalf == 0) references() = uncut_references(records);
+      make_codes<Config, false, 2 * kHalf, 2 * kHalf + 2>(codes, x, records, place, raise, Visible{});
     }
+  }
+  /// The factors that cut_references found, from the references that it left.
+  __device__ __forceinline__ void find_raise(float (&raise)[2], std::uint32_t records) const {
+    const int of_tile = high_half(uncut_references(records));
+    raise[0] = power_of_two(clamp(of_tile - low_half(references()), 0, 127));
+    raise[1] = power_of_two(clamp(of_tile - high_half(references()), 0, 127));
   }
 
   /// dS of a step whose P is in X and dP in Y.
@@ -106,8 +120,9 @@ struct KeyConsumer {
     ptx::wait_products<1>();
     ptx::fence_registers(x);
     exponentiate<Config, 0, 2>(x, operands.records, place);
+    finish_codes<0>(x, codes, slot, operands.records);
     exponentiate<Config, 2, 4>(x, operands.records, place);
-    finish_codes(x, codes, slot, operands.records);
+    finish_codes<1>(x, codes, slot, operands.records);
     ptx::wait_products<0>();
     ptx::fence_registers(y);
     finish_gradient(x, y, slot, operands.records);
@@ -135,6 +150,7 @@ struct KeyConsumer {
     issue_gradient<Config>(x, codes, operands.gradient_transposed, 0);
     const int exponents = key_exponents<Config>(y, operands.records, place);
     value_scale(scale);
+    ptx::barrier_wait(&storage.transposed_ready[now.slot], now.parity);
     ptx::wait_products<0>();
     ptx::fence_registers(x);
     promote<0>(sums.value, x, scale);
@@ -156,7 +172,7 @@ struct KeyConsumer {
     const Ring<Config::kStages> after = now.next();
     const StageOperands next = operands_of(storage, after.slot);
     if constexpr (kMore) {
-      ptx::barrier_wait(&storage.stage_ready[after.slot], after.parity);
+      ptx::barrier_wait(&storage.queries_ready[after.slot], after.parity);
       ptx::fence_registers(x);
       issue_scores<Config>(x, keys(), next.query);
       ptx::wait_products<1>();
@@ -177,6 +193,8 @@ struct KeyConsumer {
         ptx::wait_products<0>();
       ptx::fence_registers(x);
       exponentiate<Config, 0, 2>(x, next.records, place);
+      finish_codes<0>(x, codes, after.slot, next.records);
+      ptx::barrier_wait(&storage.gradients_ready[after.slot], after.parity);
     }
     if constexpr (Config::kHalves == 2) {
       key_scale(scale, exponents);
@@ -191,7 +209,7 @@ struct KeyConsumer {
       ptx::fence_registers(y);
       issue_scores<Config>(y, values(), next.gradient);
       exponentiate<Config, 2, 4>(x, next.records, place);
-      finish_codes(x, codes, after.slot, next.records);
+      finish_codes<1>(x, codes, after.slot, next.records);
       ptx::wait_products<0>();
       ptx::fence_registers(y);
       finish_gradient(x, y, after.slot, next.records);
@@ -233,7 +251,8 @@ __device__ __forceinline__ void consume_keys(const BackwardParams& params, KeySt
     consumer.place.key_records = ptx::shared_address(storage.keys[0].records + kGroup_ * Config::kKeysPerConsumer +
                                                      row_of(warp, lane, 0)) +
                                  buffer.slot * static_cast<std::uint32_t>(sizeof(KeyBuffer<Config>));
-    ptx::barrier_wait(&storage.stage_ready[now.slot], now.parity);
+    ptx::barrier_wait(&storage.queries_ready[now.slot], now.parity);
+    ptx::barrier_wait(&storage.gradients_ready[now.slot], now.parity);
 #pragma unroll
     for (int i = 0; i < Config::kHeadDim / 2; ++i) sums.key[i] = sums.value[i] = 0.0f;
     std::uint32_t codes[kCodeWords];

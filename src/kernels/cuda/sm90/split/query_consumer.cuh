@@ -7,7 +7,8 @@
 //   Y   dP -> dS  | dS                       | dQ of the tile ......... | next dP ......... |
 //       dS          exponents, payload         exp2, first half           promote, exp2, second half
 //
-// The loop's back edge lies where no product is in flight.
+// The loop's back edge lies where no product is in flight. The compiler sinks arithmetic below a wait for products, although it is meant to fill it,
+// but not below a wait on a barrier: where V is first needed is chosen with that in mind.
 #pragma once
 #include <cstdint>
 
@@ -102,7 +103,7 @@ struct QueryConsumer {
     const Ring<Config::kStages> after = now.next();
     finish_gradient(x, y, now.slot, first_key);
     if constexpr (kMore) {
-      ptx::barrier_wait(&storage.stage_ready[after.slot], after.parity);
+      ptx::barrier_wait(&storage.keys_ready[after.slot], after.parity);
       ptx::fence_registers(x);
       issue_tile<Config>(x, queries(), keys(after.slot));
     }
@@ -116,6 +117,7 @@ struct QueryConsumer {
       ptx::wait_products<1>();
       ptx::fence_registers(x);
       exponentiate<0>(x, after.slot);
+      ptx::barrier_wait(&storage.values_ready[after.slot], after.parity);
     }
     ptx::wait_products<0>();
     ptx::fence_registers(part);
@@ -175,7 +177,8 @@ __device__ __forceinline__ void consume_queries(const BackwardParams& params, Qu
     const int last = first_key + (__shfl_sync(kFullWarp, work.tiles, 0) - 1) * kKeyTile;
 #pragma unroll
     for (int i = 0; i < Config::kSums; ++i) sum[i] = 0.0f;
-    ptx::barrier_wait(&storage.stage_ready[now.slot], now.parity);
+    ptx::barrier_wait(&storage.keys_ready[now.slot], now.parity);
+    ptx::barrier_wait(&storage.values_ready[now.slot], now.parity);
     consumer.begin(tile, now.slot);
 #pragma unroll 1
     for (; first_key != last; first_key += kKeyTile, now = now.next()) consumer.template step<true>(sum, tile, now, first_key);
