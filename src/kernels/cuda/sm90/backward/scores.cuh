@@ -123,13 +123,13 @@ __device__ __forceinline__ int cut_references(float (&raise)[2], std::uint32_t r
   return pack_halves(references[0], references[1]);
 }
 
-/// Codes of P with dO's fold, of queries 16 kFirst ... 16 kLast - 1 of the step. Masked: invisible pairs become 0 by selection, after all arithmetic.
-template <class Config, bool kMasked_, int kFirst = 0, int kLast = 4>
+/// Codes of P with dO's fold. Masked: invisible pairs become 0 by selection, after all arithmetic.
+template <class Config, bool kMasked_>
 __device__ __forceinline__ void make_codes(std::uint32_t (&codes)[kCodeWords], const float (&x)[kScores], std::uint32_t records,
                                            const Place& place, const float (&raise)[2], Visible visible) {
   float4 share;
 #pragma unroll
-  for (int u = kFirst; u < kLast; ++u) {
+  for (int u = 0; u < 4; ++u) {
     if constexpr (Config::kScaleGroup == ScaleGroup::token) {
       share = query_field(records, kFold, u, place);
     } else if (u % 2 == 0) {

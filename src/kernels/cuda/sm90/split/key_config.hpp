@@ -46,8 +46,7 @@ template <class Config>
 struct KeyStorage {
   KeyBuffer<Config> keys[Config::kKeyBuffers];
   alignas(128) Stage<Config> stage[Config::kStages];
-  std::int32_t references[128 * Config::kConsumers];  // each consumer thread's R of its two keys (int16 each), step by step
-  std::uint32_t visible[128 * Config::kConsumers];    // each consumer thread's visible pairs of a masked step
+  std::uint32_t visible[128 * Config::kConsumers];  // each consumer thread's visible pairs of a masked step
 
   std::uint64_t keys_ready[Config::kKeyBuffers];  // copy engine and producer (work) -> consumers
   std::uint64_t keys_free[Config::kKeyBuffers];   // consumers -> producer

@@ -12,10 +12,9 @@
 #pragma once
 #include <cstdint>
 
-#include "../backward/gradients.cuh"
 #include "../backward/rotation.cuh"
 #include "../backward/rows_out.cuh"
-#include "key_config.hpp"
+#include "key_tile.cuh"
 #include "tickets.cuh"
 
 namespace flamia::sm90::split {
@@ -26,9 +25,9 @@ struct KeySums {
   float value[Config::kHeadDim / 2];  // dV
 };
 
-/// Addresses of a stage's operands as descriptor words, and of its records.
+/// Addresses of a stage's operands as descriptor words, of its records and of what the producer says about it.
 struct StageOperands {
-  std::uint32_t query, gradient, query_transposed, gradient_transposed, records;
+  std::uint32_t query, gradient, query_transposed, gradient_transposed, records, info;
 };
 template <class Config>
 __device__ __forceinline__ StageOperands operands_of(KeyStorage<Config>& storage, std::uint32_t slot) {
@@ -36,10 +35,23 @@ __device__ __forceinline__ StageOperands operands_of(KeyStorage<Config>& storage
   constexpr auto transposed = TransposedOperand<Config>::kLayout;
   const std::uint32_t at = slot * static_cast<std::uint32_t>(sizeof(Stage<Config>)), words = at >> 4;
   Stage<Config>& first = storage.stage[0];
-  return {ptx::descriptor_low(first.query, rows) + words, ptx::descriptor_low(first.gradient, rows) + words,
+  return {ptx::descriptor_low(first.query, rows) + words,
+          ptx::descriptor_low(first.gradient, rows) + words,
           ptx::descriptor_low(first.query_transposed, transposed) + words,
-          ptx::descriptor_low(first.gradient_transposed, transposed) + words, ptx::shared_address(first.records) + at};
+          ptx::descriptor_low(first.gradient_transposed, transposed) + words,
+          ptx::shared_address(first.records) + at,
+          ptx::shared_address(&first.info) + at};
 }
+
+/// A thread's registers for a step.
+template <class Config>
+struct StepRegisters {
+  float x[kScores] = {};
+  float y[kScores] = {};
+  std::uint32_t codes[kCodeWords];  // of P
+  StepFactors<Config> factors;
+  int references = 0;  // exponents R that dO's fold left in the thread's two keys of dV (int16 each)
+};
 
 template <class Config, int kGroup_>
 struct KeyConsumer {
@@ -47,6 +59,7 @@ struct KeyConsumer {
   KeyStorage<Config>& storage;
   std::uint32_t buffer;  // of K and V
   Place place;
+  KeyPair pair;
 
   __device__ __forceinline__ Window window() const { return {params.window_left, params.window_right}; }
   __device__ __forceinline__ int lane() const { return static_cast<int>(threadIdx.x) % 32; }
@@ -62,77 +75,77 @@ struct KeyConsumer {
   __device__ __forceinline__ int first_row() const {
     return kGroup_ * Config::kKeysPerConsumer + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane() / 4;
   }
-  __device__ __forceinline__ std::int32_t& references() const { return storage.references[threadIdx.x]; }
-  __device__ __forceinline__ bool masked(std::uint32_t slot) const {
-    return Config::kRecordCodes || (storage.stage[slot].info.flags & kMasked) != 0;
+  static __device__ __forceinline__ bool masked(const StepFactors<Config>& factors) {
+    return Config::kRecordCodes || (factors.flags & kMasked) != 0;
   }
 
-  /// Codes of the first or second 32 queries of a step whose P is in X. Two parts, so that each follows its exponentials: the branch on the mask keeps
-  /// the compiler from moving either elsewhere.
+  /// Codes of one half of a step's queries, whose P is in X. Two halves, so that each follows its exponentials: the branch on the mask keeps the
+  /// compiler from moving either elsewhere.
   template <int kHalf>
-  __device__ __forceinline__ void finish_codes(const float (&x)[kScores], std::uint32_t (&codes)[kCodeWords], std::uint32_t slot,
-                                               std::uint32_t records) const {
+  __device__ __forceinline__ void finish_codes(StepRegisters<Config>& step, std::uint32_t slot, std::uint32_t records) const {
     float raise[2] = {1.0f, 1.0f};
-    if (masked(slot)) {
+    if (masked(step.factors)) {
       const StepInfo info = storage.stage[slot].info;
       const int key = work().first_key + first_row();
       if constexpr (kHalf == 0) {
         storage.visible[threadIdx.x] = visible_queries(window(), key, info.query, work().length, lane());
-        references() = (info.flags & kCut) != 0 ? cut_references(raise, records, window(), key, info.query, references())
-                                                : uncut_references(records);
+        step.references = (info.flags & kCut) != 0 ? cut_references(raise, records, window(), key, info.query, step.references)
+                                                   : uncut_references(records);
       } else {
-        find_raise(raise, records);
+        const int of_tile = high_half(step.factors.fold_max);
+        raise[0] = power_of_two(clamp(of_tile - low_half(step.references), 0, 127));
+        raise[1] = power_of_two(clamp(of_tile - high_half(step.references), 0, 127));
         if constexpr (Config::kRecordCodes) {
-          record_codes<Config>(params, x, storage.visible[threadIdx.x], key,
+          record_codes<Config>(params, step.x, storage.visible[threadIdx.x], key,
                                info.head * params.slots + work().slot_start + info.query, lane());
         }
       }
-      make_codes<Config, true, 2 * kHalf, 2 * kHalf + 2>(codes, x, records, place, raise, storage.visible[threadIdx.x]);
+      make_half_codes<Config, kHalf, true>(step.codes, step.x, step.factors, records, place, raise, storage.visible[threadIdx.x]);
     } else {
-      if (kHalf == 0) references() = uncut_references(records);
-      make_codes<Config, false, 2 * kHalf, 2 * kHalf + 2>(codes, x, records, place, raise, Visible{});
+      if constexpr (kHalf == 0) {
+        const int of_tile = high_half(step.factors.fold_max);
+        step.references = pack_halves(of_tile, of_tile);
+      }
+      make_half_codes<Config, kHalf, false>(step.codes, step.x, step.factors, records, place, raise, Visible{});
     }
-  }
-  /// The factors that cut_references found, from the references that it left.
-  __device__ __forceinline__ void find_raise(float (&raise)[2], std::uint32_t records) const {
-    const int of_tile = high_half(uncut_references(records));
-    raise[0] = power_of_two(clamp(of_tile - low_half(references()), 0, 127));
-    raise[1] = power_of_two(clamp(of_tile - high_half(references()), 0, 127));
   }
 
   /// dS of a step whose P is in X and dP in Y.
-  __device__ __forceinline__ void finish_gradient(const float (&x)[kScores], float (&y)[kScores], std::uint32_t slot,
-                                                  std::uint32_t records) const {
-    if (masked(slot))
-      make_gradient_of_scores<Config, true>(x, y, records, place, storage.visible[threadIdx.x]);
+  __device__ __forceinline__ void finish_gradient(StepRegisters<Config>& step, const QueryField<4>& offset) const {
+    if (masked(step.factors))
+      make_step_gradient<true>(step.x, step.y, pair, offset, storage.visible[threadIdx.x]);
     else
-      make_gradient_of_scores<Config, false>(x, y, records, place, Visible{});
+      make_step_gradient<false>(step.x, step.y, pair, offset, Visible{});
   }
 
   /// First step of an item: S and dP without anything to hide behind.
-  __device__ __forceinline__ void begin(float (&x)[kScores], float (&y)[kScores], std::uint32_t (&codes)[kCodeWords],
-                                        std::uint32_t slot) const {
-    const StageOperands operands = operands_of(storage, slot);
-    ptx::fence_registers(x);
-    ptx::fence_registers(y);
-    issue_scores<Config>(x, keys(), operands.query);
-    issue_scores<Config>(y, values(), operands.gradient);
+  __device__ __forceinline__ void begin(StepRegisters<Config>& step, Ring<Config::kStages> now) const {
+    const StageOperands operands = operands_of(storage, now.slot);
+    ptx::barrier_wait(&storage.queries_ready[now.slot], now.parity);
+    ptx::barrier_wait(&storage.gradients_ready[now.slot], now.parity);
+    ptx::fence_registers(step.x);
+    ptx::fence_registers(step.y);
+    issue_scores<Config>(step.x, keys(), operands.query);
+    issue_scores<Config>(step.y, values(), operands.gradient);
+    step.factors = load_step_factors<Config>(operands.records, operands.info);
+    const QueryField<2> bias = load_query_field<2>(operands.records, kBias, 0, place);
+    const QueryField<2> more_bias = load_query_field<2>(operands.records, kBias, 2, place);
     ptx::wait_products<1>();
-    ptx::fence_registers(x);
-    exponentiate<Config, 0, 2>(x, operands.records, place);
-    finish_codes<0>(x, codes, slot, operands.records);
-    exponentiate<Config, 2, 4>(x, operands.records, place);
-    finish_codes<1>(x, codes, slot, operands.records);
+    ptx::fence_registers(step.x);
+    exponentiate_half<Config, 0>(step.x, pair, step.factors, bias, operands.records, place);
+    finish_codes<0>(step, now.slot, operands.records);
+    exponentiate_half<Config, 1>(step.x, pair, step.factors, more_bias, operands.records, place);
+    const QueryField<4> offset = load_query_field<4>(operands.records, kOffset, 0, place);
+    finish_codes<1>(step, now.slot, operands.records);
     ptx::wait_products<0>();
-    ptx::fence_registers(y);
-    finish_gradient(x, y, slot, operands.records);
+    ptx::fence_registers(step.y);
+    finish_gradient(step, offset);
   }
 
   /// Factors that take dO's fold and P's 2^8 out of dV's products.
-  __device__ __forceinline__ void value_scale(float (&scale)[2]) const {
-    const int packed = references();
-    scale[0] = power_of_two(clamp(low_half(packed) - kCodeShift, -126, 127));
-    scale[1] = power_of_two(clamp(high_half(packed) - kCodeShift, -126, 127));
+  static __device__ __forceinline__ void value_scale(float (&scale)[2], int references) {
+    scale[0] = power_of_two(clamp(low_half(references) - kCodeShift, -126, 127));
+    scale[1] = power_of_two(clamp(high_half(references) - kCodeShift, -126, 127));
   }
   /// Factors that take the payload's exponents out of dK's products.
   static __device__ __forceinline__ void key_scale(float (&scale)[2], int exponents) {
@@ -142,65 +155,67 @@ struct KeyConsumer {
 
   /// The rest of a step and, if there is one, the beginning of the next.
   template <bool kMore>
-  __device__ __forceinline__ void step(KeySums<Config>& sums, float (&x)[kScores], float (&y)[kScores],
-                                       std::uint32_t (&codes)[kCodeWords], Ring<Config::kStages> now) const {
+  __device__ __forceinline__ void step(KeySums<Config>& sums, StepRegisters<Config>& step, Ring<Config::kStages> now) const {
+    auto &x = step.x, &y = step.y;
     const StageOperands operands = operands_of(storage, now.slot);
-    float scale[2];
+    float scale[2], key_scales[2];
     std::uint32_t payload[kCodeWords];
-    issue_gradient<Config>(x, codes, operands.gradient_transposed, 0);
-    const int exponents = key_exponents<Config>(y, operands.records, place);
-    value_scale(scale);
+    issue_gradient<Config>(x, step.codes, operands.gradient_transposed, 0);
+    const int exponents = step_exponents<Config>(y, step.factors, operands.records, place);
+    value_scale(scale, step.references);
     ptx::barrier_wait(&storage.transposed_ready[now.slot], now.parity);
     ptx::wait_products<0>();
     ptx::fence_registers(x);
     promote<0>(sums.value, x, scale);
     if constexpr (Config::kHalves == 2) {
       ptx::fence_registers(x);
-      issue_gradient<Config>(x, codes, operands.gradient_transposed, 1);
+      issue_gradient<Config>(x, step.codes, operands.gradient_transposed, 1);
     }
-    round_key_payload<Config>(payload, y, exponents, operands.records, place);
+    round_step_payload<Config>(payload, y, exponents, step.factors, operands.records, place);
     ptx::fence_registers(y);
     issue_gradient<Config>(y, payload, operands.query_transposed, 0);
     if constexpr (Config::kHalves == 2) {
-      value_scale(scale);
       ptx::wait_products<1>();
       ptx::fence_registers(x);
       promote<1>(sums.value, x, scale);
     }
-    ptx::hold_operand(codes);
+    ptx::hold_operand(step.codes);
+    key_scale(key_scales, exponents);
 
     const Ring<Config::kStages> after = now.next();
     const StageOperands next = operands_of(storage, after.slot);
+    QueryField<2> bias, more_bias;
     if constexpr (kMore) {
       ptx::barrier_wait(&storage.queries_ready[after.slot], after.parity);
       ptx::fence_registers(x);
       issue_scores<Config>(x, keys(), next.query);
+      step.factors = load_step_factors<Config>(next.records, next.info);
+      bias = load_query_field<2>(next.records, kBias, 0, place);
       ptx::wait_products<1>();
     } else {
       ptx::wait_products<0>();
     }
-    key_scale(scale, exponents);
     ptx::fence_registers(y);
-    promote<0>(sums.key, y, scale);
+    promote<0>(sums.key, y, key_scales);
     if constexpr (Config::kHalves == 2) {
       ptx::fence_registers(y);
       issue_gradient<Config>(y, payload, operands.query_transposed, 1);
     }
     if constexpr (kMore) {
+      more_bias = load_query_field<2>(next.records, kBias, 2, place);
       if constexpr (Config::kHalves == 2)
         ptx::wait_products<1>();
       else
         ptx::wait_products<0>();
       ptx::fence_registers(x);
-      exponentiate<Config, 0, 2>(x, next.records, place);
-      finish_codes<0>(x, codes, after.slot, next.records);
+      exponentiate_half<Config, 0>(x, pair, step.factors, bias, next.records, place);
+      finish_codes<0>(step, after.slot, next.records);
       ptx::barrier_wait(&storage.gradients_ready[after.slot], after.parity);
     }
     if constexpr (Config::kHalves == 2) {
-      key_scale(scale, exponents);
       ptx::wait_products<0>();
       ptx::fence_registers(y);
-      promote<1>(sums.key, y, scale);
+      promote<1>(sums.key, y, key_scales);
     }
     ptx::hold_operand(payload);
     __syncwarp();
@@ -208,11 +223,12 @@ struct KeyConsumer {
     if constexpr (kMore) {
       ptx::fence_registers(y);
       issue_scores<Config>(y, values(), next.gradient);
-      exponentiate<Config, 2, 4>(x, next.records, place);
-      finish_codes<1>(x, codes, after.slot, next.records);
+      exponentiate_half<Config, 1>(x, pair, step.factors, more_bias, next.records, place);
+      const QueryField<4> offset = load_query_field<4>(next.records, kOffset, 0, place);
+      finish_codes<1>(step, after.slot, next.records);
       ptx::wait_products<0>();
       ptx::fence_registers(y);
-      finish_gradient(x, y, after.slot, next.records);
+      finish_gradient(step, offset);
     }
   }
 
@@ -238,10 +254,10 @@ template <class Config, int kGroup_>
 __device__ __forceinline__ void consume_keys(const BackwardParams& params, KeyStorage<Config>& storage, GradientFormat format,
                                              bool rotated, int thread) {
   const int warp = __shfl_sync(kFullWarp, thread / 32, 0), lane = thread % 32;
-  KeyConsumer<Config, kGroup_> consumer{params, storage, 0, {}};
+  KeyConsumer<Config, kGroup_> consumer{params, storage, 0, {}, {}};
   consumer.place.quad = lane % 4 * 16;
   KeySums<Config> sums;
-  float x[kScores] = {}, y[kScores] = {};
+  StepRegisters<Config> step;
   Ring<Config::kStages> now;
   for (Ring<Config::kKeyBuffers> buffer;; buffer = buffer.next()) {
     ptx::barrier_wait(&storage.keys_ready[buffer.slot], buffer.parity);
@@ -251,15 +267,13 @@ __device__ __forceinline__ void consume_keys(const BackwardParams& params, KeySt
     consumer.place.key_records = ptx::shared_address(storage.keys[0].records + kGroup_ * Config::kKeysPerConsumer +
                                                      row_of(warp, lane, 0)) +
                                  buffer.slot * static_cast<std::uint32_t>(sizeof(KeyBuffer<Config>));
-    ptx::barrier_wait(&storage.queries_ready[now.slot], now.parity);
-    ptx::barrier_wait(&storage.gradients_ready[now.slot], now.parity);
+    consumer.pair = load_key_pair(consumer.place.key_records);
 #pragma unroll
     for (int i = 0; i < Config::kHeadDim / 2; ++i) sums.key[i] = sums.value[i] = 0.0f;
-    std::uint32_t codes[kCodeWords];
-    consumer.begin(x, y, codes, now.slot);
+    consumer.begin(step, now);
 #pragma unroll 1
-    for (; left > 1; --left, now = now.next()) consumer.template step<true>(sums, x, y, codes, now);
-    consumer.template step<false>(sums, x, y, codes, now);
+    for (; left > 1; --left, now = now.next()) consumer.template step<true>(sums, step, now);
+    consumer.template step<false>(sums, step, now);
     now = now.next();
     consumer.write(sums, format, rotated);
   }

@@ -56,67 +56,85 @@ struct QueryConsumer {
     return ptx::shared_address(storage.stage[0].records) + slot * static_cast<std::uint32_t>(sizeof(KeyStage<Config>));
   }
 
-  /// X = P in two halves; `mixed` is looked up by the first.
-  template <int kHalf>
-  __device__ __forceinline__ void exponentiate(float (&x)[kTileScores], std::uint32_t slot) const {
-    const bool mixed = mixed_tile<Config>(records(slot));
-    if (kHalf == 0 && mixed) multiply_by_keys<false>(x, records(slot) + key_byte, kSlopeAt);
-    exponentiate_tile<Config, kHalf * kTileGroups / 2, (kHalf + 1) * kTileGroups / 2>(x, row, records(slot), mixed);
+  /// The tiles, by their first keys, of which every one of the warpgroup's queries sees every key.
+  struct FreeTiles {
+    int first, last;
+  };
+  __device__ __forceinline__ FreeTiles free_tiles() const {
+    constexpr int far = 1 << 30;
+    const int first_query = work().first_query + kGroup_ * Config::kRowsPerConsumer;
+    const int first = params.window_left < 0 ? 0 : first_query + Config::kRowsPerConsumer - 1 - params.window_left;
+    const int reach = params.window_right < 0 ? far : first_query + min(params.window_right, far) - kKeyTile + 1;
+    return {__shfl_sync(kFullWarp, first, 0), __shfl_sync(kFullWarp, min(work().length - kKeyTile, reach), 0)};
+  }
+
+  /// Mixed tiles: scores take their keys' factors before they are used.
+  __device__ __forceinline__ void multiply_scores(float (&x)[kTileScores], const KeyFactors<Config>& factors,
+                                                  std::uint32_t slot) const {
+    if (factors.mixed) multiply_by_keys<false>(x, records(slot) + key_byte, kSlopeAt);
   }
 
   /// dS of a tile whose P is in X and dP in Y; in a mixed tile times 2^eK.
-  __device__ __forceinline__ void finish_gradient(const float (&x)[kTileScores], float (&y)[kTileScores], std::uint32_t slot,
-                                                  int first_key) const {
-    const bool mixed = mixed_tile<Config>(records(slot));
-    if (mixed) multiply_by_keys<false>(y, records(slot) + key_byte, kValueAt);
-    const int first_query = work().first_query + kGroup_ * Config::kRowsPerConsumer;
-    if ((step_flags(window(), first_query, first_key, work().length) & kMasked) != 0) {
+  __device__ __forceinline__ void finish_gradient(const float (&x)[kTileScores], float (&y)[kTileScores], const RowFactors& rows,
+                                                  const KeyFactors<Config>& factors, std::uint32_t slot, int first_key,
+                                                  FreeTiles free) const {
+    if (factors.mixed) multiply_by_keys<false>(y, records(slot) + key_byte, kValueAt);
+    if (first_key < free.first || first_key > free.last) {
       const VisibleKeys visible = visible_keys(window(), first_row(), first_key, work().length, lane());
-      make_tile_gradient<Config, true>(x, y, row, records(slot), mixed, visible);
+      make_tile_gradient<Config, true>(x, y, rows, factors, visible);
     } else {
-      make_tile_gradient<Config, false>(x, y, row, records(slot), mixed, VisibleKeys{});
+      make_tile_gradient<Config, false>(x, y, rows, factors, VisibleKeys{});
     }
-    if (mixed) multiply_by_keys<true>(y, records(slot) + key_byte, kSlopeAt);
+    if (factors.mixed) multiply_by_keys<true>(y, records(slot) + key_byte, kSlopeAt);
   }
 
   /// First tile of an item: S and dP without anything to hide behind.
-  __device__ __forceinline__ void begin(TileRegisters<Config>& tile, std::uint32_t slot) const {
+  __device__ __forceinline__ void begin(TileRegisters<Config>& tile, const RowFactors& rows, KeyFactors<Config>& factors,
+                                        Ring<Config::kStages> now) const {
     auto &x = tile.x, &y = tile.y;
+    ptx::barrier_wait(&storage.keys_ready[now.slot], now.parity);
     ptx::fence_registers(x);
     ptx::fence_registers(y);
-    issue_tile<Config>(x, queries(), keys(slot));
-    issue_tile<Config>(y, gradients(), values(slot));
+    issue_tile<Config>(x, queries(), keys(now.slot));
+    factors = load_factors<Config>(records(now.slot));
+    ptx::barrier_wait(&storage.values_ready[now.slot], now.parity);
+    issue_tile<Config>(y, gradients(), values(now.slot));
     ptx::wait_products<1>();
     ptx::fence_registers(x);
-    exponentiate<0>(x, slot);
-    exponentiate<1>(x, slot);
+    multiply_scores(x, factors, now.slot);
+    exponentiate_tile<Config, 0, kTileGroups>(x, rows, factors);
     ptx::wait_products<0>();
     ptx::fence_registers(y);
   }
 
   /// The rest of a tile and, if there is one, the beginning of the next.
   template <bool kMore>
-  __device__ __forceinline__ void step(float (&sum)[Config::kSums], TileRegisters<Config>& tile,
-                                       Ring<Config::kStages> now, int first_key) const {
+  __device__ __forceinline__ void step(float (&sum)[Config::kSums], TileRegisters<Config>& tile, const RowFactors& rows,
+                                       KeyFactors<Config>& factors, Ring<Config::kStages> now, int first_key,
+                                       FreeTiles free) const {
     auto &x = tile.x, &y = tile.y;
     auto& part = tile.part();
     const Ring<Config::kStages> after = now.next();
-    finish_gradient(x, y, now.slot, first_key);
+    KeyFactors<Config> next;
     if constexpr (kMore) {
       ptx::barrier_wait(&storage.keys_ready[after.slot], after.parity);
+      next = load_factors<Config>(records(after.slot));
+    }
+    finish_gradient(x, y, rows, factors, now.slot, first_key, free);
+    if constexpr (kMore) {
       ptx::fence_registers(x);
       issue_tile<Config>(x, queries(), keys(after.slot));
     }
-    const bool mixed = mixed_tile<Config>(records(now.slot));
-    const int exponents = payload_exponents<Config>(y, records(now.slot), mixed);
+    const int exponents = payload_exponents<Config>(y, factors);
     std::uint32_t codes[kPayloadWords];
-    round_payload<Config>(codes, y, exponents, records(now.slot), mixed);
+    round_payload<Config>(codes, y, exponents, factors);
     ptx::fence_registers(part);
     issue_query_gradient<Config>(part, codes, keys_transposed(now.slot));
     if constexpr (kMore) {
       ptx::wait_products<1>();
       ptx::fence_registers(x);
-      exponentiate<0>(x, after.slot);
+      multiply_scores(x, next, after.slot);
+      exponentiate_tile<Config, 0, kTileGroups / 2>(x, rows, next);
       ptx::barrier_wait(&storage.values_ready[after.slot], after.parity);
     }
     ptx::wait_products<0>();
@@ -128,7 +146,8 @@ struct QueryConsumer {
     if constexpr (kMore) {
       ptx::fence_registers(y);
       issue_tile<Config>(y, gradients(), values(after.slot));
-      exponentiate<1>(x, after.slot);
+      exponentiate_tile<Config, kTileGroups / 2, kTileGroups>(x, rows, next);
+      factors = next;
       ptx::wait_products<0>();
       ptx::fence_registers(y);
     }
@@ -177,12 +196,14 @@ __device__ __forceinline__ void consume_queries(const BackwardParams& params, Qu
     const int last = first_key + (__shfl_sync(kFullWarp, work.tiles, 0) - 1) * kKeyTile;
 #pragma unroll
     for (int i = 0; i < Config::kSums; ++i) sum[i] = 0.0f;
-    ptx::barrier_wait(&storage.keys_ready[now.slot], now.parity);
-    ptx::barrier_wait(&storage.values_ready[now.slot], now.parity);
-    consumer.begin(tile, now.slot);
+    const RowFactors rows = load_row_factors(consumer.row);
+    const auto free = consumer.free_tiles();
+    KeyFactors<Config> factors;
+    consumer.begin(tile, rows, factors, now);
 #pragma unroll 1
-    for (; first_key != last; first_key += kKeyTile, now = now.next()) consumer.template step<true>(sum, tile, now, first_key);
-    consumer.template step<false>(sum, tile, now, first_key);
+    for (; first_key != last; first_key += kKeyTile, now = now.next())
+      consumer.template step<true>(sum, tile, rows, factors, now, first_key, free);
+    consumer.template step<false>(sum, tile, rows, factors, now, first_key, free);
     now = now.next();
     consumer.write(sum, format, rotated);
   }

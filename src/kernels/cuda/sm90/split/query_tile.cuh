@@ -2,6 +2,7 @@
 // What a consumer warpgroup of the dQ kernel does with a 64 x 128 tile, step by step: P, dS, the payload's exponents, the payload. The order is in
 // query_consumer.cuh, the units are those of ../backward/records.hpp.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 
 #include "../../ptx/convert.cuh"
@@ -90,25 +91,36 @@ __device__ __forceinline__ void issue_query_gradient(float (&part)[Config::kSums
 // ---- keys ----------------------------------------------------------------------------------------------------------------------
 
 inline constexpr int kSlopeAt = 0, kValueAt = 4, kReachAt = 12;  // bytes of a KeyRecord
+static_assert(offsetof(KeyRecord, slope) == kSlopeAt && offsetof(KeyRecord, value) == kValueAt && offsetof(KeyRecord, reach) == kReachAt);
 inline constexpr int kKeyRecordBytes = static_cast<int>(sizeof(KeyRecord));
 
 /// Greatest factor of a key's dS. A flagged key's factor, NaN, becomes this: its visible dS are NaN already, and masked ones must stay 0.
 inline constexpr float kGreatestSlope = 0x1p120f;
 __device__ __forceinline__ float finite_slope(float slope) { return fminf(slope, kGreatestSlope); }
 
-/// Per-token exponents: whether the tile's keys differ.
+/// Factors of a tile's keys. They are loaded long before they are used: a load from shared memory takes more than a hundred cycles beside running
+/// products.
 template <class Config>
-__device__ __forceinline__ bool mixed_tile(std::uint32_t records) {
-  if constexpr (Config::kScaleGroup == ScaleGroup::block) return false;
-  return (ptx::load_shared_int(records + kReachAt) & static_cast<int>(kUniform)) == 0;
-}
-
-/// The tile's factors at byte `at` of the records; 1 in a mixed tile, whose scores carry them already.
+struct KeyFactors {
+  float slope[Config::kFactors];  // 2^eK, NaN for a flagged token-block; 1 in a mixed tile, whose scores carry the factors already
+  float value[Config::kFactors];  // 2^(eV - 18), likewise
+  bool mixed;                     // per-token exponents: the keys differ
+};
 template <class Config>
-__device__ __forceinline__ void load_factors(float (&factors)[Config::kFactors], std::uint32_t records, int at, bool mixed) {
+__device__ __forceinline__ KeyFactors<Config> load_factors(std::uint32_t records) {
+  KeyFactors<Config> factors;
+  factors.mixed = false;
 #pragma unroll
-  for (int b = 0; b < Config::kFactors; ++b) factors[b] = ptx::load_shared_float(records + b * kBlock * kKeyRecordBytes + at);
-  if (Config::kScaleGroup == ScaleGroup::token && mixed) factors[0] = 1.0f;
+  for (int b = 0; b < Config::kFactors; ++b) {
+    const float2 both = ptx::load_shared_float2(records + b * kBlock * kKeyRecordBytes);
+    factors.slope[b] = both.x;
+    factors.value[b] = both.y;
+  }
+  if constexpr (Config::kScaleGroup == ScaleGroup::token) {
+    factors.mixed = (ptx::load_shared_int(records + kReachAt) & static_cast<int>(kUniform)) == 0;
+    if (factors.mixed) factors.slope[0] = factors.value[0] = 1.0f;
+  }
+  return factors;
 }
 template <class Config>
 FLAMIA_LAYOUT_FN int factor_of(int u) {
@@ -138,23 +150,31 @@ __device__ __forceinline__ void load_rows(float (&of)[2], std::uint32_t row, int
   of[1] = ptx::load_shared_float(row + field * kFieldBytes + (pi_column(8) - pi_column(0)) * 4);
 }
 
+/// What stays the same from tile to tile for the thread's two queries.
+struct RowFactors {
+  float bias[2], rho[2], offset[2];
+};
+__device__ __forceinline__ RowFactors load_row_factors(std::uint32_t row) {
+  RowFactors rows;
+  load_rows(rows.bias, row, kBias);
+  load_rows(rows.rho, row, kRho);
+  load_rows(rows.offset, row, kOffset);
+  return rows;
+}
+
 /// X = P 2^8, in place, of keys 16 kFirst ... 16 kLast - 1 of the tile.
 template <class Config, int kFirst, int kLast>
-__device__ __forceinline__ void exponentiate_tile(float (&x)[kTileScores], std::uint32_t row, std::uint32_t records, bool mixed) {
-  float bias[2], rho[2], slope[Config::kFactors];
-  load_rows(bias, row, kBias);
-  load_rows(rho, row, kRho);
-  load_factors<Config>(slope, records, kSlopeAt, mixed);
+__device__ __forceinline__ void exponentiate_tile(float (&x)[kTileScores], const RowFactors& rows, const KeyFactors<Config>& keys) {
 #pragma unroll
   for (int u = kFirst; u < kLast; ++u) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float scale = slope[factor_of<Config>(u)] * rho[half];
+      const float scale = keys.slope[factor_of<Config>(u)] * rows.rho[half];
       const int first = first_of_payload(u, half);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& score = x[first + i / 2 * 4 + i % 2];
-        score = ptx::exp2_approximate(__fmaf_rn(score, scale, bias[half]));
+        score = ptx::exp2_approximate(__fmaf_rn(score, scale, rows.bias[half]));
       }
     }
   }
@@ -186,30 +206,22 @@ FLAMIA_LAYOUT_FN VisibleKeys visible_keys(Window window, int query, int first_ke
 
 /// Y = dS in place of dP. Masked: invisible pairs become 0 by selection, after all arithmetic.
 template <class Config, bool kMasked_>
-__device__ __forceinline__ void make_tile_gradient(const float (&x)[kTileScores], float (&y)[kTileScores], std::uint32_t row,
-                                                   std::uint32_t records, bool mixed, const VisibleKeys& visible) {
-  float offset[2], value[Config::kFactors];
-  load_rows(offset, row, kOffset);
-  load_factors<Config>(value, records, kValueAt, mixed);
+__device__ __forceinline__ void make_tile_gradient(const float (&x)[kTileScores], float (&y)[kTileScores], const RowFactors& rows,
+                                                   const KeyFactors<Config>& keys, const VisibleKeys& visible) {
 #pragma unroll
-  for (int u = 0; u < kTileGroups; ++u) {
-#pragma unroll
-    for (int i = 8 * u; i < 8 * u + 8; ++i) {
-      const float ds = x[i] * __fmaf_rn(y[i], value[factor_of<Config>(u)], -offset[i / 2 % 2]);
-      y[i] = !kMasked_ || sees_key(visible, i) ? ds : 0.0f;
-    }
+  for (int i = 0; i < kTileScores; ++i) {
+    const float ds = x[i] * __fmaf_rn(y[i], keys.value[factor_of<Config>(i / 8)], -rows.offset[i / 2 % 2]);
+    y[i] = !kMasked_ || sees_key(visible, i) ? ds : 0.0f;
   }
 }
 
 /// Exponents of the payload, packed: one a query, from its greatest dS 2^eK over the tile. A query lies in the four lanes of a quad.
 template <class Config>
-__device__ __forceinline__ int payload_exponents(const float (&y)[kTileScores], std::uint32_t records, bool mixed) {
-  float slope[Config::kFactors];
-  load_factors<Config>(slope, records, kSlopeAt, mixed);
+__device__ __forceinline__ int payload_exponents(const float (&y)[kTileScores], const KeyFactors<Config>& keys) {
   std::uint32_t greatest[2] = {0, 0};
 #pragma unroll
   for (int u = 0; u < kTileGroups; ++u) {
-    const float weight = finite_slope(slope[factor_of<Config>(u)]);
+    const float weight = finite_slope(keys.slope[factor_of<Config>(u)]);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int i = first_of_payload(u, half);
@@ -227,19 +239,18 @@ __device__ __forceinline__ int payload_exponents(const float (&y)[kTileScores], 
   return pack_halves(payload_exponent(greatest[0]), payload_exponent(greatest[1]));
 }
 
-/// The payload. Elements of an all but vanished query may meet a factor beyond FP32's range: it stays finite, so that 0 stays 0.
+/// The payload. Elements of an all but vanished query may meet a factor beyond FP32's range, or NaN of a flagged token-block: it stays finite, so
+/// that 0 stays 0.
 template <class Config>
 __device__ __forceinline__ void round_payload(std::uint32_t (&codes)[kPayloadWords], const float (&y)[kTileScores], int exponents,
-                                              std::uint32_t records, bool mixed) {
+                                              const KeyFactors<Config>& keys) {
   constexpr float greatest = 0x1p127f;
   const float inverse[2] = {power_of_two(-low_half(exponents)), power_of_two(-high_half(exponents))};
-  float slope[Config::kFactors];
-  load_factors<Config>(slope, records, kSlopeAt, mixed);
 #pragma unroll
   for (int u = 0; u < kTileGroups; ++u) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float factor = fminf(finite_slope(slope[factor_of<Config>(u)]) * inverse[half], greatest);
+      const float factor = fminf(keys.slope[factor_of<Config>(u)] * inverse[half], greatest);
       const int i = first_of_payload(u, half);
       codes[2 * u + half] = ptx::pack_e4m3x4(y[i] * factor, y[i + 1] * factor, y[i + 4] * factor, y[i + 5] * factor);
     }

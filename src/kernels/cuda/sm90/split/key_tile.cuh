@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a consumer warpgroup of the kernel of dK and dV does with a step, piece by piece: P, its codes, dS. The order is in key_consumer.cuh, the
+// fragments are those of ../backward/fragments.hpp, the units those of ../backward/records.hpp.
+//
+// What a piece needs from shared memory is loaded long before: a load takes more than a hundred cycles beside running products.
+#pragma once
+#include <cstdint>
+
+#include "../backward/gradients.cuh"
+#include "key_config.hpp"
+
+namespace flamia::sm90::split {
+
+/// What stays the same from step to step for the thread's two keys.
+struct KeyPair {
+  float slope[2], value[2];  // 2^eK (NaN for a flagged key or value), 2^(eV - 18)
+};
+/// `record` = shared address of the first key's record; the second is 8 records on.
+__device__ __forceinline__ KeyPair load_key_pair(std::uint32_t record) {
+  const float2 first = ptx::load_shared_float2(record), second = ptx::load_shared_float2(record + kNextKey);
+  return {{first.x, second.x}, {first.y, second.y}};
+}
+
+/// What a step's queries have in common: the factors of its two token-blocks, and the step itself. With an exponent for every token the factors are
+/// loaded where they are used.
+template <class Config>
+struct StepFactors {
+  float rho[2], fold[2], weight[2];
+  int fold_max, flags;
+};
+template <class Config>
+__device__ __forceinline__ StepFactors<Config> load_step_factors(std::uint32_t records, std::uint32_t info) {
+  StepFactors<Config> factors{};
+  factors.flags = ptx::load_shared_int(info + offsetof(StepInfo, flags));
+  factors.fold_max = ptx::load_shared_int(records + kFoldMax * kFieldBytes);
+  if constexpr (Config::kScaleGroup == ScaleGroup::block) {
+#pragma unroll
+    for (int block = 0; block < 2; ++block) {
+      factors.rho[block] = block_field(records, kRho, block);
+      factors.fold[block] = block_field(records, kFold, block);
+      factors.weight[block] = block_field(records, kWeight, block);
+    }
+  }
+  return factors;
+}
+
+/// A field of 32 queries (half a step) or of all 64.
+template <int kGroups>
+struct QueryField {
+  float4 of[kGroups];
+};
+template <int kGroups>
+__device__ __forceinline__ QueryField<kGroups> load_query_field(std::uint32_t records, int field, int first, const Place& place) {
+  QueryField<kGroups> loaded;
+#pragma unroll
+  for (int u = 0; u < kGroups; ++u) loaded.of[u] = query_field(records, field, first + u, place);
+  return loaded;
+}
+
+/// X = P 2^8, in place, of one half of the step's queries.
+template <class Config, int kHalf>
+__device__ __forceinline__ void exponentiate_half(float (&x)[kScores], const KeyPair& keys, const StepFactors<Config>& factors,
+                                                  const QueryField<2>& bias, std::uint32_t records, const Place& place) {
+  float slope[2] = {keys.slope[0], keys.slope[1]};
+  if constexpr (Config::kScaleGroup == ScaleGroup::block) {
+    slope[0] *= factors.rho[kHalf];
+    slope[1] *= factors.rho[kHalf];
+  }
+#pragma unroll
+  for (int u = 0; u < 2; ++u) {
+    float4 rho = {1.0f, 1.0f, 1.0f, 1.0f};
+    if constexpr (Config::kScaleGroup == ScaleGroup::token) rho = query_field(records, kRho, 2 * kHalf + u, place);
+    const float4 b = bias.of[u];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = first_of_word(2 * kHalf + u, half);
+      x[i] = ptx::exp2_approximate(__fmaf_rn(x[i], slope[half] * rho.x, b.x));
+      x[i + 1] = ptx::exp2_approximate(__fmaf_rn(x[i + 1], slope[half] * rho.y, b.y));
+      x[i + 4] = ptx::exp2_approximate(__fmaf_rn(x[i + 4], slope[half] * rho.z, b.z));
+      x[i + 5] = ptx::exp2_approximate(__fmaf_rn(x[i + 5], slope[half] * rho.w, b.w));
+    }
+  }
+}
+
+/// Codes of P with dO's fold, of one half of the step's queries. Masked: invisible pairs become 0 by selection, after all arithmetic.
+template <class Config, int kHalf, bool kMasked_>
+__device__ __forceinline__ void make_half_codes(std::uint32_t (&codes)[kCodeWords], const float (&x)[kScores],
+                                                const StepFactors<Config>& factors, std::uint32_t records, const Place& place,
+                                                const float (&raise)[2], Visible visible) {
+#pragma unroll
+  for (int u = 2 * kHalf; u < 2 * kHalf + 2; ++u) {
+    float4 share = {factors.fold[kHalf], factors.fold[kHalf], factors.fold[kHalf], factors.fold[kHalf]};
+    if constexpr (Config::kScaleGroup == ScaleGroup::token) share = query_field(records, kFold, u, place);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = first_of_word(u, half);
+      float4 f = share;
+      if constexpr (kMasked_) f = {f.x * raise[half], f.y * raise[half], f.z * raise[half], f.w * raise[half]};
+      const auto keep = [&](int at, float value) { return !kMasked_ || sees(visible, at) ? value : 0.0f; };
+      codes[2 * u + half] = ptx::pack_e4m3x4(keep(i, x[i] * f.x), keep(i + 1, x[i + 1] * f.y), keep(i + 4, x[i + 4] * f.z),
+                                             keep(i + 5, x[i + 5] * f.w));
+    }
+  }
+}
+
+/// Y = dS in place of dP.
+template <bool kMasked_>
+__device__ __forceinline__ void make_step_gradient(const float (&x)[kScores], float (&y)[kScores], const KeyPair& keys,
+                                                   const QueryField<4>& offset, Visible visible) {
+#pragma unroll
+  for (int u = 0; u < 4; ++u) {
+    const float4 o = offset.of[u];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = first_of_word(u, half);
+      const float value = keys.value[half];
+      const auto keep = [&](int at, float ds) { return !kMasked_ || sees(visible, at) ? ds : 0.0f; };
+      y[i] = keep(i, x[i] * __fmaf_rn(y[i], value, -o.x));
+      y[i + 1] = keep(i + 1, x[i + 1] * __fmaf_rn(y[i + 1], value, -o.y));
+      y[i + 4] = keep(i + 4, x[i + 4] * __fmaf_rn(y[i + 4], value, -o.z));
+      y[i + 5] = keep(i + 5, x[i + 5] * __fmaf_rn(y[i + 5], value, -o.w));
+    }
+  }
+}
+
+/// Weights that turn Y into the units of dK's payload: 2^(eG + eQ + 10) of queries 16 u ... .
+template <class Config>
+__device__ __forceinline__ float4 payload_weights(const StepFactors<Config>& factors, std::uint32_t records, int u,
+                                                  const Place& place) {
+  if constexpr (Config::kScaleGroup == ScaleGroup::token) return query_field(records, kWeight, u, place);
+  const float weight = factors.weight[u / 2];
+  return {weight, weight, weight, weight};
+}
+
+/// Exponents of dK's payload, packed: one a key, from its greatest dS 2^(eG + eQ) over the step's queries. A key lies in the four lanes of a quad.
+template <class Config>
+__device__ __forceinline__ int step_exponents(const float (&y)[kScores], const StepFactors<Config>& factors, std::uint32_t records,
+                                              const Place& place) {
+  std::uint32_t greatest[2] = {0, 0};
+#pragma unroll
+  for (int u = 0; u < 4; ++u) {
+    const float4 weight = payload_weights<Config>(factors, records, u, place);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = first_of_word(u, half);
+      greatest[half] =
+          __vimax3_u32(greatest[half], __float_as_uint(fabsf(y[i]) * weight.x), __float_as_uint(fabsf(y[i + 1]) * weight.y));
+      greatest[half] =
+          __vimax3_u32(greatest[half], __float_as_uint(fabsf(y[i + 4]) * weight.z), __float_as_uint(fabsf(y[i + 5]) * weight.w));
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    greatest[half] = max(greatest[half], __shfl_xor_sync(kFullWarp, greatest[half], 1));
+    greatest[half] = max(greatest[half], __shfl_xor_sync(kFullWarp, greatest[half], 2));
+  }
+  return pack_halves(payload_exponent(greatest[0]), payload_exponent(greatest[1]));
+}
+
+/// dK's payload. Elements of an all but vanished key may meet a factor beyond FP32's range: it stays finite, so that 0 stays 0.
+template <class Config>
+__device__ __forceinline__ void round_step_payload(std::uint32_t (&codes)[kCodeWords], const float (&y)[kScores], int exponents,
+                                                   const StepFactors<Config>& factors, std::uint32_t records, const Place& place) {
+  constexpr float greatest = 0x1p127f;
+  const float inverse[2] = {power_of_two(-low_half(exponents)), power_of_two(-high_half(exponents))};
+#pragma unroll
+  for (int u = 0; u < 4; ++u) {
+    const float4 weight = payload_weights<Config>(factors, records, u, place);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = first_of_word(u, half);
+      if constexpr (Config::kScaleGroup == ScaleGroup::block) {
+        const float factor = fminf(weight.x * inverse[half], greatest);
+        codes[2 * u + half] = ptx::pack_e4m3x4(y[i] * factor, y[i + 1] * factor, y[i + 4] * factor, y[i + 5] * factor);
+      } else {
+        codes[2 * u + half] = ptx::pack_e4m3x4(y[i] * weight.x * inverse[half], y[i + 1] * weight.y * inverse[half],
+                                               y[i + 4] * weight.z * inverse[half], y[i + 5] * weight.w * inverse[half]);
+      }
+    }
+  }
+}
+
+}  // namespace flamia::sm90::split
