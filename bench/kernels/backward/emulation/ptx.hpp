@@ -109,6 +109,7 @@ T load_shared(std::uint32_t address) {
 }
 inline std::uint32_t shared_address(const void* shared) { return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared)); }
 inline float4 load_shared_float4(std::uint32_t address) { return load_shared<float4>(address); }
+inline float2 load_shared_float2(std::uint32_t address) { return load_shared<float2>(address); }
 inline float load_shared_float(std::uint32_t address) { return load_shared<float>(address); }
 inline int load_shared_int(std::uint32_t address) { return load_shared<int>(address); }
 

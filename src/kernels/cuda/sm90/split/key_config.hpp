@@ -50,9 +50,8 @@ struct KeyStorage {
 
   std::uint64_t keys_ready[Config::kKeyBuffers];  // copy engine and producer (work) -> consumers
   std::uint64_t keys_free[Config::kKeyBuffers];   // consumers -> producer
-  std::uint64_t queries_ready[Config::kStages];     // Q and the records: for S
-  std::uint64_t gradients_ready[Config::kStages];   // dO', both ways: for dP and dV
-  std::uint64_t transposed_ready[Config::kStages];  // Q transposed: for dK
+  std::uint64_t queries_ready[Config::kStages];     // all but Q transposed
+  std::uint64_t transposed_ready[Config::kStages];  // Q transposed, for dK
   std::uint64_t stage_free[Config::kStages];
 };
 

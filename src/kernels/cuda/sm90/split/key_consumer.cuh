@@ -53,10 +53,11 @@ struct StepRegisters {
   int references = 0;  // exponents R that dO's fold left in the thread's two keys of dV (int16 each)
 };
 
-template <class Config, int kGroup_>
+template <class Config>
 struct KeyConsumer {
   const BackwardParams& params;
   KeyStorage<Config>& storage;
+  int group;               // of the two warpgroups
   std::uint32_t buffer;  // of K and V
   Place place;
   KeyPair pair;
@@ -66,39 +67,41 @@ struct KeyConsumer {
   __device__ __forceinline__ const Work& work() const { return storage.keys[buffer].work; }
   /// Descriptor words of the warpgroup's 64 rows of K or V.
   __device__ __forceinline__ std::uint32_t rows_of(const std::uint8_t* first_buffer) const {
-    return ptx::descriptor_low(first_buffer + kGroup_ * Config::kKeysPerConsumer * Config::kHeadDim, RowsOperand<Config>::kLayout) +
+    return ptx::descriptor_low(first_buffer + group * Config::kKeysPerConsumer * Config::kHeadDim, RowsOperand<Config>::kLayout) +
            buffer * static_cast<std::uint32_t>(sizeof(KeyBuffer<Config>) >> 4);
   }
   __device__ __forceinline__ std::uint32_t keys() const { return rows_of(storage.keys[0].key); }
   __device__ __forceinline__ std::uint32_t values() const { return rows_of(storage.keys[0].value); }
   /// Index in the tile of the thread's first key; the second is 8 on.
   __device__ __forceinline__ int first_row() const {
-    return kGroup_ * Config::kKeysPerConsumer + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane() / 4;
+    return group * Config::kKeysPerConsumer + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane() / 4;
   }
   static __device__ __forceinline__ bool masked(const StepFactors<Config>& factors) {
     return Config::kRecordCodes || (factors.flags & kMasked) != 0;
   }
 
-  /// Codes of one half of a step's queries, whose P is in X. Two halves, so that each follows its exponentials: the branch on the mask keeps the
-  /// compiler from moving either elsewhere.
+  /// P of one half of a step's queries, in X, and its codes. Both stand in the branches on the mask: there the compiler leaves them where they are
+  /// meant to hide a product, and lets conversions run beside exponentials.
   template <int kHalf>
-  __device__ __forceinline__ void finish_codes(StepRegisters<Config>& step, std::uint32_t slot, std::uint32_t records) const {
+  __device__ __forceinline__ void finish_half(StepRegisters<Config>& step, const HalfField& bias, std::uint32_t slot,
+                                              std::uint32_t records) const {
     float raise[2] = {1.0f, 1.0f};
     if (masked(step.factors)) {
       const StepInfo info = storage.stage[slot].info;
       const int key = work().first_key + first_row();
+      const int of_tile = high_half(step.factors.fold_max);
       if constexpr (kHalf == 0) {
         storage.visible[threadIdx.x] = visible_queries(window(), key, info.query, work().length, lane());
         step.references = (info.flags & kCut) != 0 ? cut_references(raise, records, window(), key, info.query, step.references)
-                                                   : uncut_references(records);
+                                                   : pack_halves(of_tile, of_tile);
       } else {
-        const int of_tile = high_half(step.factors.fold_max);
         raise[0] = power_of_two(clamp(of_tile - low_half(step.references), 0, 127));
         raise[1] = power_of_two(clamp(of_tile - high_half(step.references), 0, 127));
-        if constexpr (Config::kRecordCodes) {
-          record_codes<Config>(params, step.x, storage.visible[threadIdx.x], key,
-                               info.head * params.slots + work().slot_start + info.query, lane());
-        }
+      }
+      exponentiate_half<Config, kHalf>(step.x, pair, step.factors, bias, records, place);
+      if constexpr (Config::kRecordCodes && kHalf == 1) {
+        record_codes<Config>(params, step.x, storage.visible[threadIdx.x], key,
+                             info.head * params.slots + work().slot_start + info.query, lane());
       }
       make_half_codes<Config, kHalf, true>(step.codes, step.x, step.factors, records, place, raise, storage.visible[threadIdx.x]);
     } else {
@@ -106,12 +109,13 @@ struct KeyConsumer {
         const int of_tile = high_half(step.factors.fold_max);
         step.references = pack_halves(of_tile, of_tile);
       }
+      exponentiate_half<Config, kHalf>(step.x, pair, step.factors, bias, records, place);
       make_half_codes<Config, kHalf, false>(step.codes, step.x, step.factors, records, place, raise, Visible{});
     }
   }
 
   /// dS of a step whose P is in X and dP in Y.
-  __device__ __forceinline__ void finish_gradient(StepRegisters<Config>& step, const QueryField<4>& offset) const {
+  __device__ __forceinline__ void finish_gradient(StepRegisters<Config>& step, const HalfField (&offset)[2]) const {
     if (masked(step.factors))
       make_step_gradient<true>(step.x, step.y, pair, offset, storage.visible[threadIdx.x]);
     else
@@ -122,21 +126,19 @@ struct KeyConsumer {
   __device__ __forceinline__ void begin(StepRegisters<Config>& step, Ring<Config::kStages> now) const {
     const StageOperands operands = operands_of(storage, now.slot);
     ptx::barrier_wait(&storage.queries_ready[now.slot], now.parity);
-    ptx::barrier_wait(&storage.gradients_ready[now.slot], now.parity);
     ptx::fence_registers(step.x);
     ptx::fence_registers(step.y);
     issue_scores<Config>(step.x, keys(), operands.query);
     issue_scores<Config>(step.y, values(), operands.gradient);
     step.factors = load_step_factors<Config>(operands.records, operands.info);
-    const QueryField<2> bias = load_query_field<2>(operands.records, kBias, 0, place);
-    const QueryField<2> more_bias = load_query_field<2>(operands.records, kBias, 2, place);
+    const HalfField bias = load_half_field(operands.records, kBias, 0, place);
+    const HalfField more_bias = load_half_field(operands.records, kBias, 1, place);
     ptx::wait_products<1>();
     ptx::fence_registers(step.x);
-    exponentiate_half<Config, 0>(step.x, pair, step.factors, bias, operands.records, place);
-    finish_codes<0>(step, now.slot, operands.records);
-    exponentiate_half<Config, 1>(step.x, pair, step.factors, more_bias, operands.records, place);
-    const QueryField<4> offset = load_query_field<4>(operands.records, kOffset, 0, place);
-    finish_codes<1>(step, now.slot, operands.records);
+    finish_half<0>(step, bias, now.slot, operands.records);
+    const HalfField offset[2] = {load_half_field(operands.records, kOffset, 0, place),
+                                 load_half_field(operands.records, kOffset, 1, place)};
+    finish_half<1>(step, more_bias, now.slot, operands.records);
     ptx::wait_products<0>();
     ptx::fence_registers(step.y);
     finish_gradient(step, offset);
@@ -184,13 +186,13 @@ struct KeyConsumer {
 
     const Ring<Config::kStages> after = now.next();
     const StageOperands next = operands_of(storage, after.slot);
-    QueryField<2> bias, more_bias;
+    HalfField bias;
     if constexpr (kMore) {
       ptx::barrier_wait(&storage.queries_ready[after.slot], after.parity);
       ptx::fence_registers(x);
       issue_scores<Config>(x, keys(), next.query);
       step.factors = load_step_factors<Config>(next.records, next.info);
-      bias = load_query_field<2>(next.records, kBias, 0, place);
+      bias = load_half_field(next.records, kBias, 0, place);
       ptx::wait_products<1>();
     } else {
       ptx::wait_products<0>();
@@ -202,15 +204,13 @@ struct KeyConsumer {
       issue_gradient<Config>(y, payload, operands.query_transposed, 1);
     }
     if constexpr (kMore) {
-      more_bias = load_query_field<2>(next.records, kBias, 2, place);
       if constexpr (Config::kHalves == 2)
         ptx::wait_products<1>();
       else
         ptx::wait_products<0>();
       ptx::fence_registers(x);
-      exponentiate_half<Config, 0>(x, pair, step.factors, bias, next.records, place);
-      finish_codes<0>(step, after.slot, next.records);
-      ptx::barrier_wait(&storage.gradients_ready[after.slot], after.parity);
+      finish_half<0>(step, bias, after.slot, next.records);
+      bias = load_half_field(next.records, kBias, 1, place);
     }
     if constexpr (Config::kHalves == 2) {
       ptx::wait_products<0>();
@@ -223,9 +223,9 @@ struct KeyConsumer {
     if constexpr (kMore) {
       ptx::fence_registers(y);
       issue_scores<Config>(y, values(), next.gradient);
-      exponentiate_half<Config, 1>(x, pair, step.factors, more_bias, next.records, place);
-      const QueryField<4> offset = load_query_field<4>(next.records, kOffset, 0, place);
-      finish_codes<1>(step, after.slot, next.records);
+      HalfField offset[2] = {load_half_field(next.records, kOffset, 0, place), {}};
+      finish_half<1>(step, bias, after.slot, next.records);
+      offset[1] = load_half_field(next.records, kOffset, 1, place);
       ptx::wait_products<0>();
       ptx::fence_registers(y);
       finish_gradient(step, offset);
@@ -249,12 +249,12 @@ struct KeyConsumer {
   }
 };
 
-/// All items of the block. kGroup_ is a template argument so that operand addresses are constants.
-template <class Config, int kGroup_>
+/// All items of the block. Both warpgroups run the same code: two copies of it would not fit the instruction cache.
+template <class Config>
 __device__ __forceinline__ void consume_keys(const BackwardParams& params, KeyStorage<Config>& storage, GradientFormat format,
-                                             bool rotated, int thread) {
+                                             bool rotated, int thread, int group) {
   const int warp = __shfl_sync(kFullWarp, thread / 32, 0), lane = thread % 32;
-  KeyConsumer<Config, kGroup_> consumer{params, storage, 0, {}, {}};
+  KeyConsumer<Config> consumer{params, storage, group, 0, {}, {}};
   consumer.place.quad = lane % 4 * 16;
   KeySums<Config> sums;
   StepRegisters<Config> step;
@@ -264,7 +264,7 @@ __device__ __forceinline__ void consume_keys(const BackwardParams& params, KeySt
     int left = __shfl_sync(kFullWarp, storage.keys[buffer.slot].work.steps, 0);
     if (left < 0) return;
     consumer.buffer = buffer.slot;
-    consumer.place.key_records = ptx::shared_address(storage.keys[0].records + kGroup_ * Config::kKeysPerConsumer +
+    consumer.place.key_records = ptx::shared_address(storage.keys[0].records + group * Config::kKeysPerConsumer +
                                                      row_of(warp, lane, 0)) +
                                  buffer.slot * static_cast<std::uint32_t>(sizeof(KeyBuffer<Config>));
     consumer.pair = load_key_pair(consumer.place.key_records);

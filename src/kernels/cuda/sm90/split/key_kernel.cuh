@@ -45,17 +45,15 @@ __device__ __forceinline__ void copy_for_keys(const BackwardParams& params, KeyS
       const std::int64_t at = row * Config::kHeadDim;
       Stage<Config>& stage = storage.stage[stages.slot];
       std::uint64_t* const queries_ready = &storage.queries_ready[stages.slot];
-      std::uint64_t* const gradients_ready = &storage.gradients_ready[stages.slot];
       std::uint64_t* const transposed_ready = &storage.transposed_ready[stages.slot];
       ptx::barrier_wait(&storage.stage_free[stages.slot], stages.parity ^ 1);
       stage.info = {query, step_flags(window, query, next.first, document.length), head, 0};
-      ptx::barrier_arrive_expect(queries_ready, Config::kStepBytes + kStepRecordBytes);
+      ptx::barrier_arrive_expect(queries_ready, 3 * Config::kStepBytes + kStepRecordBytes);
       ptx::bulk_copy(stage.records, static_cast<const std::uint8_t*>(params.row_records) + row / kGroup * kRowGroupBytes,
                      kStepRecordBytes, queries_ready);
       ptx::bulk_copy(stage.query, params.query_rows + at, Config::kStepBytes, queries_ready);
-      ptx::barrier_arrive_expect(gradients_ready, 2 * Config::kStepBytes);
-      ptx::bulk_copy(stage.gradient, params.gradient_rows + at, Config::kStepBytes, gradients_ready);
-      ptx::bulk_copy(stage.gradient_transposed, params.gradient_transposed + at, Config::kStepBytes, gradients_ready);
+      ptx::bulk_copy(stage.gradient, params.gradient_rows + at, Config::kStepBytes, queries_ready);
+      ptx::bulk_copy(stage.gradient_transposed, params.gradient_transposed + at, Config::kStepBytes, queries_ready);
       ptx::barrier_arrive_expect(transposed_ready, Config::kStepBytes);
       ptx::bulk_copy(stage.query_transposed, params.query_transposed + at, Config::kStepBytes, transposed_ready);
       if (++block == steps.count) block = 0, ++head;
@@ -74,7 +72,6 @@ __device__ __forceinline__ void initialise(KeyStorage<Config>& storage) {
     }
     for (int i = 0; i < Config::kStages; ++i) {
       ptx::barrier_init(&storage.queries_ready[i], 1);
-      ptx::barrier_init(&storage.gradients_ready[i], 1);
       ptx::barrier_init(&storage.transposed_ready[i], 1);
       ptx::barrier_init(&storage.stage_free[i], Config::kConsumerWarps);
     }
@@ -96,10 +93,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (thread == 0) copy_for_keys<Config>(params, storage);
   } else {
     ptx::take_registers<Config::kConsumerRegisters>();
-    if (warpgroup == 0)
-      consume_keys<Config, 0>(params, storage, format, rotated, thread);
-    else
-      consume_keys<Config, 1>(params, storage, format, rotated, thread);
+    consume_keys<Config>(params, storage, format, rotated, thread, warpgroup);
   }
 }
 

@@ -44,23 +44,18 @@ __device__ __forceinline__ StepFactors<Config> load_step_factors(std::uint32_t r
   return factors;
 }
 
-/// A field of 32 queries (half a step) or of all 64.
-template <int kGroups>
-struct QueryField {
-  float4 of[kGroups];
+/// A field of one half of a step's queries.
+struct HalfField {
+  float4 of[2];
 };
-template <int kGroups>
-__device__ __forceinline__ QueryField<kGroups> load_query_field(std::uint32_t records, int field, int first, const Place& place) {
-  QueryField<kGroups> loaded;
-#pragma unroll
-  for (int u = 0; u < kGroups; ++u) loaded.of[u] = query_field(records, field, first + u, place);
-  return loaded;
+__device__ __forceinline__ HalfField load_half_field(std::uint32_t records, int field, int half, const Place& place) {
+  return {{query_field(records, field, 2 * half, place), query_field(records, field, 2 * half + 1, place)}};
 }
 
 /// X = P 2^8, in place, of one half of the step's queries.
 template <class Config, int kHalf>
 __device__ __forceinline__ void exponentiate_half(float (&x)[kScores], const KeyPair& keys, const StepFactors<Config>& factors,
-                                                  const QueryField<2>& bias, std::uint32_t records, const Place& place) {
+                                                  const HalfField& bias, std::uint32_t records, const Place& place) {
   float slope[2] = {keys.slope[0], keys.slope[1]};
   if constexpr (Config::kScaleGroup == ScaleGroup::block) {
     slope[0] *= factors.rho[kHalf];
@@ -106,10 +101,10 @@ __device__ __forceinline__ void make_half_codes(std::uint32_t (&codes)[kCodeWord
 /// Y = dS in place of dP.
 template <bool kMasked_>
 __device__ __forceinline__ void make_step_gradient(const float (&x)[kScores], float (&y)[kScores], const KeyPair& keys,
-                                                   const QueryField<4>& offset, Visible visible) {
+                                                   const HalfField (&offset)[2], Visible visible) {
 #pragma unroll
   for (int u = 0; u < 4; ++u) {
-    const float4 o = offset.of[u];
+    const float4 o = offset[u / 2].of[u % 2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int i = first_of_word(u, half);

@@ -71,8 +71,7 @@ struct QueryStorage {
 
   std::uint64_t queries_ready[Config::kQueryBuffers];  // copy engine and producer (work) -> consumers
   std::uint64_t queries_free[Config::kQueryBuffers];   // consumers -> producer
-  std::uint64_t keys_ready[Config::kStages];    // K and the records
-  std::uint64_t values_ready[Config::kStages];  // V and K transposed
+  std::uint64_t stage_ready[Config::kStages];
   std::uint64_t stage_free[Config::kStages];
 };
 

@@ -19,10 +19,11 @@
 
 namespace flamia::sm90::split {
 
-template <class Config, int kGroup_>
+template <class Config>
 struct QueryConsumer {
   const BackwardParams& params;
   QueryStorage<Config>& storage;
+  int group;               // of the two warpgroups
   std::uint32_t buffer;    // of Q and dO'
   std::uint32_t row;       // shared address of the records of the thread's first query
   std::uint32_t key_byte;  // where the record of the thread's first key lies in a tile's
@@ -32,10 +33,10 @@ struct QueryConsumer {
   __device__ __forceinline__ const QueryWork& work() const { return storage.queries[buffer].work; }
   /// Position of the thread's first query; the second is 8 on.
   __device__ __forceinline__ int first_row() const {
-    return work().first_query + kGroup_ * Config::kRowsPerConsumer + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane() / 4;
+    return work().first_query + group * Config::kRowsPerConsumer + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane() / 4;
   }
   __device__ __forceinline__ std::uint32_t rows_of(const std::uint8_t* first_buffer) const {
-    return ptx::descriptor_low(first_buffer + kGroup_ * Config::kRowsPerConsumer * Config::kHeadDim, TileRows<Config>::kLayout) +
+    return ptx::descriptor_low(first_buffer + group * Config::kRowsPerConsumer * Config::kHeadDim, TileRows<Config>::kLayout) +
            buffer * static_cast<std::uint32_t>(sizeof(QueryBuffer<Config>) >> 4);
   }
   __device__ __forceinline__ std::uint32_t queries() const { return rows_of(storage.queries[0].query); }
@@ -62,7 +63,7 @@ struct QueryConsumer {
   };
   __device__ __forceinline__ FreeTiles free_tiles() const {
     constexpr int far = 1 << 30;
-    const int first_query = work().first_query + kGroup_ * Config::kRowsPerConsumer;
+    const int first_query = work().first_query + group * Config::kRowsPerConsumer;
     const int first = params.window_left < 0 ? 0 : first_query + Config::kRowsPerConsumer - 1 - params.window_left;
     const int reach = params.window_right < 0 ? far : first_query + min(params.window_right, far) - kKeyTile + 1;
     return {__shfl_sync(kFullWarp, first, 0), __shfl_sync(kFullWarp, min(work().length - kKeyTile, reach), 0)};
@@ -72,6 +73,17 @@ struct QueryConsumer {
   __device__ __forceinline__ void multiply_scores(float (&x)[kTileScores], const KeyFactors<Config>& factors,
                                                   std::uint32_t slot) const {
     if (factors.mixed) multiply_by_keys<false>(x, records(slot) + key_byte, kSlopeAt);
+  }
+
+  template <int kFirst, int kLast>
+  __device__ __forceinline__ void exponentiate(float (&x)[kTileScores], const RowFactors& rows, const KeyFactors<Config>& factors,
+                                               int first_key, FreeTiles free) const {
+    if (first_key < free.first || first_key > free.last) {
+      const VisibleKeys visible = visible_keys(window(), first_row(), first_key, work().length, lane());
+      exponentiate_tile<Config, kFirst, kLast, true>(x, rows, factors, visible);
+    } else {
+      exponentiate_tile<Config, kFirst, kLast, false>(x, rows, factors, VisibleKeys{});
+    }
   }
 
   /// dS of a tile whose P is in X and dP in Y; in a mixed tile times 2^eK.
@@ -92,17 +104,16 @@ struct QueryConsumer {
   __device__ __forceinline__ void begin(TileRegisters<Config>& tile, const RowFactors& rows, KeyFactors<Config>& factors,
                                         Ring<Config::kStages> now) const {
     auto &x = tile.x, &y = tile.y;
-    ptx::barrier_wait(&storage.keys_ready[now.slot], now.parity);
+    ptx::barrier_wait(&storage.stage_ready[now.slot], now.parity);
     ptx::fence_registers(x);
     ptx::fence_registers(y);
     issue_tile<Config>(x, queries(), keys(now.slot));
     factors = load_factors<Config>(records(now.slot));
-    ptx::barrier_wait(&storage.values_ready[now.slot], now.parity);
     issue_tile<Config>(y, gradients(), values(now.slot));
     ptx::wait_products<1>();
     ptx::fence_registers(x);
     multiply_scores(x, factors, now.slot);
-    exponentiate_tile<Config, 0, kTileGroups>(x, rows, factors);
+    exponentiate_tile<Config, 0, kTileGroups, false>(x, rows, factors, VisibleKeys{});
     ptx::wait_products<0>();
     ptx::fence_registers(y);
   }
@@ -117,7 +128,7 @@ struct QueryConsumer {
     const Ring<Config::kStages> after = now.next();
     KeyFactors<Config> next;
     if constexpr (kMore) {
-      ptx::barrier_wait(&storage.keys_ready[after.slot], after.parity);
+      ptx::barrier_wait(&storage.stage_ready[after.slot], after.parity);
       next = load_factors<Config>(records(after.slot));
     }
     finish_gradient(x, y, rows, factors, now.slot, first_key, free);
@@ -134,8 +145,7 @@ struct QueryConsumer {
       ptx::wait_products<1>();
       ptx::fence_registers(x);
       multiply_scores(x, next, after.slot);
-      exponentiate_tile<Config, 0, kTileGroups / 2>(x, rows, next);
-      ptx::barrier_wait(&storage.values_ready[after.slot], after.parity);
+      exponentiate<0, kTileGroups / 2>(x, rows, next, first_key + kKeyTile, free);
     }
     ptx::wait_products<0>();
     ptx::fence_registers(part);
@@ -146,7 +156,7 @@ struct QueryConsumer {
     if constexpr (kMore) {
       ptx::fence_registers(y);
       issue_tile<Config>(y, gradients(), values(after.slot));
-      exponentiate_tile<Config, kTileGroups / 2, kTileGroups>(x, rows, next);
+      exponentiate<kTileGroups / 2, kTileGroups>(x, rows, next, first_key + kKeyTile, free);
       factors = next;
       ptx::wait_products<0>();
       ptx::fence_registers(y);
@@ -175,14 +185,14 @@ struct QueryConsumer {
   }
 };
 
-/// All items of the block. kGroup_ is a template argument so that operand addresses are constants.
-template <class Config, int kGroup_>
+/// All items of the block. Both warpgroups run the same code: two copies of it would not fit the instruction cache.
+template <class Config>
 __device__ __forceinline__ void consume_queries(const BackwardParams& params, QueryStorage<Config>& storage, GradientFormat format,
-                                                bool rotated, int thread) {
+                                                bool rotated, int thread, int group) {
   const int warp = __shfl_sync(kFullWarp, thread / 32, 0), lane = thread % 32;
-  QueryConsumer<Config, kGroup_> consumer{params, storage, 0, 0, static_cast<std::uint32_t>(lane % 4 * 2 * kKeyRecordBytes)};
+  QueryConsumer<Config> consumer{params, storage, group, 0, 0, static_cast<std::uint32_t>(lane % 4 * 2 * kKeyRecordBytes)};
   const std::uint32_t row = ptx::shared_address(storage.queries[0].records) +
-                            (kGroup_ * (Config::kRowsPerConsumer / kGroup) + warp) * kRowGroupBytes + pi_column(lane / 4) * 4;
+                            (group * (Config::kRowsPerConsumer / kGroup) + warp) * kRowGroupBytes + pi_column(lane / 4) * 4;
   float sum[Config::kSums];
   TileRegisters<Config> tile;
   Ring<Config::kStages> now;

@@ -41,15 +41,13 @@ __device__ __forceinline__ void copy_for_queries(const BackwardParams& params, Q
     for (int tile = range.first; tile <= range.last; ++tile, stages = stages.next()) {
       const std::int64_t row = document_row + static_cast<std::int64_t>(tile) * kKeyTile, at = row * Config::kHeadDim;
       KeyStage<Config>& stage = storage.stage[stages.slot];
-      std::uint64_t* const keys_ready = &storage.keys_ready[stages.slot];
-      std::uint64_t* const values_ready = &storage.values_ready[stages.slot];
+      std::uint64_t* const ready = &storage.stage_ready[stages.slot];
       ptx::barrier_wait(&storage.stage_free[stages.slot], stages.parity ^ 1);
-      ptx::barrier_arrive_expect(keys_ready, Config::kKeyBytes + kTileRecordBytes);
-      ptx::bulk_copy(stage.records, static_cast<const KeyRecord*>(params.key_records) + row, kTileRecordBytes, keys_ready);
-      ptx::bulk_copy(stage.key, params.key_rows + at, Config::kKeyBytes, keys_ready);
-      ptx::barrier_arrive_expect(values_ready, 2 * Config::kKeyBytes);
-      ptx::bulk_copy(stage.value, params.value_rows + at, Config::kKeyBytes, values_ready);
-      ptx::bulk_copy(stage.key_transposed, params.key_transposed + at, Config::kKeyBytes, values_ready);
+      ptx::barrier_arrive_expect(ready, 3 * Config::kKeyBytes + kTileRecordBytes);
+      ptx::bulk_copy(stage.records, static_cast<const KeyRecord*>(params.key_records) + row, kTileRecordBytes, ready);
+      ptx::bulk_copy(stage.key, params.key_rows + at, Config::kKeyBytes, ready);
+      ptx::bulk_copy(stage.value, params.value_rows + at, Config::kKeyBytes, ready);
+      ptx::bulk_copy(stage.key_transposed, params.key_transposed + at, Config::kKeyBytes, ready);
       if (range.last - tile < kStepsAhead) tickets.fetch();
     }
   }
@@ -64,8 +62,7 @@ __device__ __forceinline__ void initialise(QueryStorage<Config>& storage) {
       ptx::barrier_init(&storage.queries_free[i], Config::kConsumerWarps);
     }
     for (int i = 0; i < Config::kStages; ++i) {
-      ptx::barrier_init(&storage.keys_ready[i], 1);
-      ptx::barrier_init(&storage.values_ready[i], 1);
+      ptx::barrier_init(&storage.stage_ready[i], 1);
       ptx::barrier_init(&storage.stage_free[i], Config::kConsumerWarps);
     }
   }
@@ -86,10 +83,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (thread == 0) copy_for_queries<Config>(params, storage);
   } else {
     ptx::take_registers<Config::kConsumerRegisters>();
-    if (warpgroup == 0)
-      consume_queries<Config, 0>(params, storage, format, rotated, thread);
-    else
-      consume_queries<Config, 1>(params, storage, format, rotated, thread);
+    consume_queries<Config>(params, storage, format, rotated, thread, warpgroup);
   }
 }
 

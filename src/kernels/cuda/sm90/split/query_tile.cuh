@@ -162,24 +162,6 @@ __device__ __forceinline__ RowFactors load_row_factors(std::uint32_t row) {
   return rows;
 }
 
-/// X = P 2^8, in place, of keys 16 kFirst ... 16 kLast - 1 of the tile.
-template <class Config, int kFirst, int kLast>
-__device__ __forceinline__ void exponentiate_tile(float (&x)[kTileScores], const RowFactors& rows, const KeyFactors<Config>& keys) {
-#pragma unroll
-  for (int u = kFirst; u < kLast; ++u) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float scale = keys.slope[factor_of<Config>(u)] * rows.rho[half];
-      const int first = first_of_payload(u, half);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& score = x[first + i / 2 * 4 + i % 2];
-        score = ptx::exp2_approximate(__fmaf_rn(score, scale, rows.bias[half]));
-      }
-    }
-  }
-}
-
 /// Which of the tile's keys the thread's two queries see: bit k of a row stands for its k-th key, 8 (k / 2) + 2 c + k % 2.
 struct VisibleKeys {
   std::uint32_t row[2];
@@ -202,6 +184,26 @@ FLAMIA_LAYOUT_FN VisibleKeys visible_keys(Window window, int query, int first_ke
   const int origin = first_key + 2 * (lane % 4);
   return {{visible_key_bits(window.first_key(query) - origin, window.last_key(query, length) + 1 - origin),
            visible_key_bits(window.first_key(query + 8) - origin, window.last_key(query + 8, length) + 1 - origin)}};
+}
+
+/// X = P 2^8, in place, of keys 16 kFirst ... 16 kLast - 1 of the tile.
+template <class Config, int kFirst, int kLast, bool kMasked_>
+__device__ __forceinline__ void exponentiate_tile(float (&x)[kTileScores], const RowFactors& rows, const KeyFactors<Config>& keys,
+                                                  const VisibleKeys& visible) {
+#pragma unroll
+  for (int u = kFirst; u < kLast; ++u) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float scale = keys.slope[factor_of<Config>(u)] * rows.rho[half];
+      const int first = first_of_payload(u, half);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at = first + i / 2 * 4 + i % 2;
+        const float logit = __fmaf_rn(x[at], scale, rows.bias[half]);
+        x[at] = ptx::exp2_approximate(!kMasked_ || sees_key(visible, at) ? logit : -__builtin_huge_valf());
+      }
+    }
+  }
 }
 
 /// Y = dS in place of dP. Masked: invisible pairs become 0 by selection, after all arithmetic.
