@@ -131,7 +131,8 @@ inline Timing time_workload(const Shape& shape, int mixed_every, int repeats, st
     return Timing::Sustained{total / count, 1e3 * clock[0] / clock[1]};
   };
   for (std::size_t k = 0; k < parts.size(); ++k)
-    timing.sustained.push_back(timing.burst[k] < 0.5 ? Timing::Sustained{} : sustain(timing.burst[k], [&] { CHECK(parts[k].launch()); }));
+    timing.sustained.push_back(timing.burst[k] < 0.5 ? Timing::Sustained{}
+                                                     : sustain(timing.burst[k], [&] { CHECK(parts[k].launch()); }));
   timing.whole = sustain(sum, [&] {
     for (const Part& part : parts) CHECK(part.launch());
   });
@@ -166,7 +167,8 @@ inline std::vector<Workload> workloads() {
 inline double steps_of_workload(const Shape& shape) {
   double steps = 0;
   for (int l : shape.lengths)
-    for (int first = 0; first < l; first += kKeyTile) steps += (l + kQueryStepTokens - 1) / kQueryStepTokens - first / kQueryStepTokens;
+    for (int first = 0; first < l; first += kKeyTile)
+      steps += (l + kQueryStepTokens - 1) / kQueryStepTokens - first / kQueryStepTokens;
   return steps * shape.query_heads;
 }
 
@@ -186,8 +188,8 @@ inline void print_timing(const char* name, const char* variant, const Shape& sha
       std::printf(" (%.3f at %.0f MHz, %.0f cycles a step)", t.sustained[k].ms, t.sustained[k].clock,
                   t.sustained[k].ms * 1e3 * t.sustained[k].clock / steps);
   }
-  std::printf(" | whole burst %.3f ms %.0f TFLOP/s, sustained %.3f ms %.0f TFLOP/s at %.0f MHz\n", sum, flops / sum / 1e9, t.whole.ms,
-              flops / t.whole.ms / 1e9, t.whole.clock);
+  std::printf(" | whole burst %.3f ms %.0f TFLOP/s, sustained %.3f ms %.0f TFLOP/s at %.0f MHz\n", sum, flops / sum / 1e9,
+              t.whole.ms, flops / t.whole.ms / 1e9, t.whole.clock);
 }
 
 }  // namespace bench

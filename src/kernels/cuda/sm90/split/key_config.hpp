@@ -46,12 +46,10 @@ template <class Config>
 struct KeyStorage {
   KeyBuffer<Config> keys[Config::kKeyBuffers];
   alignas(128) Stage<Config> stage[Config::kStages];
-  std::uint32_t visible[128 * Config::kConsumers];  // each consumer thread's visible pairs of a masked step
 
   std::uint64_t keys_ready[Config::kKeyBuffers];  // copy engine and producer (work) -> consumers
   std::uint64_t keys_free[Config::kKeyBuffers];   // consumers -> producer
-  std::uint64_t queries_ready[Config::kStages];     // all but Q transposed
-  std::uint64_t transposed_ready[Config::kStages];  // Q transposed, for dK
+  std::uint64_t stage_ready[Config::kStages];
   std::uint64_t stage_free[Config::kStages];
 };
 

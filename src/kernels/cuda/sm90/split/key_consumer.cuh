@@ -50,14 +50,15 @@ struct StepRegisters {
   float y[kScores] = {};
   std::uint32_t codes[kCodeWords];  // of P
   StepFactors<Config> factors;
-  int references = 0;  // exponents R that dO's fold left in the thread's two keys of dV (int16 each)
+  std::uint32_t greatest[2];  // dS of the thread's two keys, in units of the payload: bits of the magnitude
+  int references = 0;         // exponents R that dO's fold left in the thread's two keys of dV (int16 each)
 };
 
 template <class Config>
 struct KeyConsumer {
   const BackwardParams& params;
   KeyStorage<Config>& storage;
-  int group;               // of the two warpgroups
+  int group;             // of the two warpgroups
   std::uint32_t buffer;  // of K and V
   Place place;
   KeyPair pair;
@@ -80,68 +81,50 @@ struct KeyConsumer {
     return Config::kRecordCodes || (factors.flags & kMasked) != 0;
   }
 
-  /// P of one half of a step's queries, in X, and its codes. Both stand in the branches on the mask: there the compiler leaves them where they are
-  /// meant to hide a product, and lets conversions run beside exponentials.
-  template <int kHalf>
-  __device__ __forceinline__ void finish_half(StepRegisters<Config>& step, const HalfField& bias, std::uint32_t slot,
-                                              std::uint32_t records) const {
+  /// P, its codes and dS of a step whose scores are in X and whose dP is in Y.
+  __device__ __forceinline__ void finish(StepRegisters<Config>& step, std::uint32_t slot, const StageOperands& operands,
+                                         const HalfField& bias, const HalfField& offset) const {
+    const std::uint32_t records = operands.records;
+    const int of_tile = high_half(step.factors.fold_max);
     float raise[2] = {1.0f, 1.0f};
+    step.greatest[0] = step.greatest[1] = 0;
     if (masked(step.factors)) {
       const StepInfo info = storage.stage[slot].info;
       const int key = work().first_key + first_row();
-      const int of_tile = high_half(step.factors.fold_max);
-      if constexpr (kHalf == 0) {
-        storage.visible[threadIdx.x] = visible_queries(window(), key, info.query, work().length, lane());
-        step.references = (info.flags & kCut) != 0 ? cut_references(raise, records, window(), key, info.query, step.references)
-                                                   : pack_halves(of_tile, of_tile);
-      } else {
-        raise[0] = power_of_two(clamp(of_tile - low_half(step.references), 0, 127));
-        raise[1] = power_of_two(clamp(of_tile - high_half(step.references), 0, 127));
+      const Visible visible = visible_queries(window(), key, info.query, work().length, lane());
+      step.references = (info.flags & kCut) != 0 ? cut_references(raise, records, window(), key, info.query, step.references)
+                                                 : pack_halves(of_tile, of_tile);
+      make_half<Config, 0, true>(step.x, step.y, step.codes, pair, step.factors, bias, offset, records, place, raise, visible,
+                                 step.greatest);
+      make_half<Config, 1, true>(step.x, step.y, step.codes, pair, step.factors, load_half_field(records, kBias, 1, place),
+                                 load_half_field(records, kOffset, 1, place), records, place, raise, visible, step.greatest);
+      if constexpr (Config::kRecordCodes) {
+        record_codes<Config>(params, step.x, visible, key, info.head * params.slots + work().slot_start + info.query, lane());
       }
-      exponentiate_half<Config, kHalf>(step.x, pair, step.factors, bias, records, place);
-      if constexpr (Config::kRecordCodes && kHalf == 1) {
-        record_codes<Config>(params, step.x, storage.visible[threadIdx.x], key,
-                             info.head * params.slots + work().slot_start + info.query, lane());
-      }
-      make_half_codes<Config, kHalf, true>(step.codes, step.x, step.factors, records, place, raise, storage.visible[threadIdx.x]);
     } else {
-      if constexpr (kHalf == 0) {
-        const int of_tile = high_half(step.factors.fold_max);
-        step.references = pack_halves(of_tile, of_tile);
-      }
-      exponentiate_half<Config, kHalf>(step.x, pair, step.factors, bias, records, place);
-      make_half_codes<Config, kHalf, false>(step.codes, step.x, step.factors, records, place, raise, Visible{});
+      step.references = pack_halves(of_tile, of_tile);
+      make_half<Config, 0, false>(step.x, step.y, step.codes, pair, step.factors, bias, offset, records, place, raise, Visible{},
+                                  step.greatest);
+      make_half<Config, 1, false>(step.x, step.y, step.codes, pair, step.factors, load_half_field(records, kBias, 1, place),
+                                  load_half_field(records, kOffset, 1, place), records, place, raise, Visible{}, step.greatest);
     }
   }
 
-  /// dS of a step whose P is in X and dP in Y.
-  __device__ __forceinline__ void finish_gradient(StepRegisters<Config>& step, const HalfField (&offset)[2]) const {
-    if (masked(step.factors))
-      make_step_gradient<true>(step.x, step.y, pair, offset, storage.visible[threadIdx.x]);
-    else
-      make_step_gradient<false>(step.x, step.y, pair, offset, Visible{});
-  }
-
-  /// First step of an item: S and dP without anything to hide behind.
+  /// First step of an item.
   __device__ __forceinline__ void begin(StepRegisters<Config>& step, Ring<Config::kStages> now) const {
     const StageOperands operands = operands_of(storage, now.slot);
-    ptx::barrier_wait(&storage.queries_ready[now.slot], now.parity);
+    ptx::barrier_wait(&storage.stage_ready[now.slot], now.parity);
     ptx::fence_registers(step.x);
     ptx::fence_registers(step.y);
     issue_scores<Config>(step.x, keys(), operands.query);
     issue_scores<Config>(step.y, values(), operands.gradient);
     step.factors = load_step_factors<Config>(operands.records, operands.info);
-    const HalfField bias = load_half_field(operands.records, kBias, 0, place);
-    const HalfField more_bias = load_half_field(operands.records, kBias, 1, place);
-    ptx::wait_products<1>();
-    ptx::fence_registers(step.x);
-    finish_half<0>(step, bias, now.slot, operands.records);
-    const HalfField offset[2] = {load_half_field(operands.records, kOffset, 0, place),
-                                 load_half_field(operands.records, kOffset, 1, place)};
-    finish_half<1>(step, more_bias, now.slot, operands.records);
+    const HalfField bias = load_half_field(operands.records, kBias, 0, place),
+                    offset = load_half_field(operands.records, kOffset, 0, place);
     ptx::wait_products<0>();
+    ptx::fence_registers(step.x);
     ptx::fence_registers(step.y);
-    finish_gradient(step, offset);
+    finish(step, now.slot, operands, bias, offset);
   }
 
   /// Factors that take dO's fold and P's 2^8 out of dV's products.
@@ -163,72 +146,54 @@ struct KeyConsumer {
     float scale[2], key_scales[2];
     std::uint32_t payload[kCodeWords];
     issue_gradient<Config>(x, step.codes, operands.gradient_transposed, 0);
-    const int exponents = step_exponents<Config>(y, step.factors, operands.records, place);
+    const int exponents = step_exponents(step.greatest);
     value_scale(scale, step.references);
-    ptx::barrier_wait(&storage.transposed_ready[now.slot], now.parity);
-    ptx::wait_products<0>();
+    key_scale(key_scales, exponents);
+    round_step_payload<Config>(payload, y, exponents, step.factors, operands.records, place);
+    ptx::fence_registers(y);
+    issue_gradient<Config>(y, payload, operands.query_transposed, 0);
+    ptx::wait_products<1>();
     ptx::fence_registers(x);
     promote<0>(sums.value, x, scale);
     if constexpr (Config::kHalves == 2) {
       ptx::fence_registers(x);
       issue_gradient<Config>(x, step.codes, operands.gradient_transposed, 1);
-    }
-    round_step_payload<Config>(payload, y, exponents, step.factors, operands.records, place);
-    ptx::fence_registers(y);
-    issue_gradient<Config>(y, payload, operands.query_transposed, 0);
-    if constexpr (Config::kHalves == 2) {
+      ptx::wait_products<1>();
+      ptx::fence_registers(y);
+      promote<0>(sums.key, y, key_scales);
+      ptx::fence_registers(y);
+      issue_gradient<Config>(y, payload, operands.query_transposed, 1);
       ptx::wait_products<1>();
       ptx::fence_registers(x);
       promote<1>(sums.value, x, scale);
     }
     ptx::hold_operand(step.codes);
-    key_scale(key_scales, exponents);
 
     const Ring<Config::kStages> after = now.next();
     const StageOperands next = operands_of(storage, after.slot);
-    HalfField bias;
     if constexpr (kMore) {
-      ptx::barrier_wait(&storage.queries_ready[after.slot], after.parity);
+      ptx::barrier_wait(&storage.stage_ready[after.slot], after.parity);
       ptx::fence_registers(x);
       issue_scores<Config>(x, keys(), next.query);
       step.factors = load_step_factors<Config>(next.records, next.info);
-      bias = load_half_field(next.records, kBias, 0, place);
       ptx::wait_products<1>();
     } else {
       ptx::wait_products<0>();
     }
     ptx::fence_registers(y);
-    promote<0>(sums.key, y, key_scales);
-    if constexpr (Config::kHalves == 2) {
-      ptx::fence_registers(y);
-      issue_gradient<Config>(y, payload, operands.query_transposed, 1);
-    }
-    if constexpr (kMore) {
-      if constexpr (Config::kHalves == 2)
-        ptx::wait_products<1>();
-      else
-        ptx::wait_products<0>();
-      ptx::fence_registers(x);
-      finish_half<0>(step, bias, after.slot, next.records);
-      bias = load_half_field(next.records, kBias, 1, place);
-    }
-    if constexpr (Config::kHalves == 2) {
-      ptx::wait_products<0>();
-      ptx::fence_registers(y);
-      promote<1>(sums.key, y, key_scales);
-    }
+    promote<Config::kHalves - 1>(sums.key, y, key_scales);
     ptx::hold_operand(payload);
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::barrier_arrive(&storage.stage_free[now.slot]);
     if constexpr (kMore) {
       ptx::fence_registers(y);
       issue_scores<Config>(y, values(), next.gradient);
-      HalfField offset[2] = {load_half_field(next.records, kOffset, 0, place), {}};
-      finish_half<1>(step, bias, after.slot, next.records);
-      offset[1] = load_half_field(next.records, kOffset, 1, place);
+      const HalfField bias = load_half_field(next.records, kBias, 0, place),
+                      offset = load_half_field(next.records, kOffset, 0, place);
       ptx::wait_products<0>();
+      ptx::fence_registers(x);
       ptx::fence_registers(y);
-      finish_gradient(step, offset);
+      finish(step, after.slot, next, bias, offset);
     }
   }
 
@@ -264,9 +229,9 @@ __device__ __forceinline__ void consume_keys(const BackwardParams& params, KeySt
     int left = __shfl_sync(kFullWarp, storage.keys[buffer.slot].work.steps, 0);
     if (left < 0) return;
     consumer.buffer = buffer.slot;
-    consumer.place.key_records = ptx::shared_address(storage.keys[0].records + group * Config::kKeysPerConsumer +
-                                                     row_of(warp, lane, 0)) +
-                                 buffer.slot * static_cast<std::uint32_t>(sizeof(KeyBuffer<Config>));
+    consumer.place.key_records =
+        ptx::shared_address(storage.keys[0].records + group * Config::kKeysPerConsumer + row_of(warp, lane, 0)) +
+        buffer.slot * static_cast<std::uint32_t>(sizeof(KeyBuffer<Config>));
     consumer.pair = load_key_pair(consumer.place.key_records);
 #pragma unroll
     for (int i = 0; i < Config::kHeadDim / 2; ++i) sums.key[i] = sums.value[i] = 0.0f;

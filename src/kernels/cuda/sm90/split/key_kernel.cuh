@@ -29,8 +29,8 @@ __device__ __forceinline__ void copy_for_keys(const BackwardParams& params, KeyS
     }
     const Document& document = next.document;
     const StepRange steps = step_range(window, next.first, document.length);
-    buffer.work = {document.slot_start, document.token_start, document.length, next.first, next.head, steps.first, steps.count,
-                   steps.count * group};
+    buffer.work = {document.slot_start, document.token_start, document.length, next.first,
+                   next.head,           steps.first,          steps.count,     steps.count * group};
     const std::int64_t key_row = next.head * params.slots + document.slot_start + next.first;
     ptx::barrier_arrive_expect(keys_ready, 2 * Config::kKeyBytes + kTileRecordBytes);
     ptx::bulk_copy(buffer.records, static_cast<const KeyRecord*>(params.key_records) + key_row, kTileRecordBytes, keys_ready);
@@ -44,18 +44,16 @@ __device__ __forceinline__ void copy_for_keys(const BackwardParams& params, KeyS
       const std::int64_t row = head * params.slots + document.slot_start + query;
       const std::int64_t at = row * Config::kHeadDim;
       Stage<Config>& stage = storage.stage[stages.slot];
-      std::uint64_t* const queries_ready = &storage.queries_ready[stages.slot];
-      std::uint64_t* const transposed_ready = &storage.transposed_ready[stages.slot];
+      std::uint64_t* const ready = &storage.stage_ready[stages.slot];
       ptx::barrier_wait(&storage.stage_free[stages.slot], stages.parity ^ 1);
       stage.info = {query, step_flags(window, query, next.first, document.length), head, 0};
-      ptx::barrier_arrive_expect(queries_ready, 3 * Config::kStepBytes + kStepRecordBytes);
+      ptx::barrier_arrive_expect(ready, 4 * Config::kStepBytes + kStepRecordBytes);
       ptx::bulk_copy(stage.records, static_cast<const std::uint8_t*>(params.row_records) + row / kGroup * kRowGroupBytes,
-                     kStepRecordBytes, queries_ready);
-      ptx::bulk_copy(stage.query, params.query_rows + at, Config::kStepBytes, queries_ready);
-      ptx::bulk_copy(stage.gradient, params.gradient_rows + at, Config::kStepBytes, queries_ready);
-      ptx::bulk_copy(stage.gradient_transposed, params.gradient_transposed + at, Config::kStepBytes, queries_ready);
-      ptx::barrier_arrive_expect(transposed_ready, Config::kStepBytes);
-      ptx::bulk_copy(stage.query_transposed, params.query_transposed + at, Config::kStepBytes, transposed_ready);
+                     kStepRecordBytes, ready);
+      ptx::bulk_copy(stage.query, params.query_rows + at, Config::kStepBytes, ready);
+      ptx::bulk_copy(stage.gradient, params.gradient_rows + at, Config::kStepBytes, ready);
+      ptx::bulk_copy(stage.gradient_transposed, params.gradient_transposed + at, Config::kStepBytes, ready);
+      ptx::bulk_copy(stage.query_transposed, params.query_transposed + at, Config::kStepBytes, ready);
       if (++block == steps.count) block = 0, ++head;
       if (total - step <= kStepsAhead) tickets.fetch();
     }
@@ -71,8 +69,7 @@ __device__ __forceinline__ void initialise(KeyStorage<Config>& storage) {
       ptx::barrier_init(&storage.keys_free[i], Config::kConsumerWarps);
     }
     for (int i = 0; i < Config::kStages; ++i) {
-      ptx::barrier_init(&storage.queries_ready[i], 1);
-      ptx::barrier_init(&storage.transposed_ready[i], 1);
+      ptx::barrier_init(&storage.stage_ready[i], 1);
       ptx::barrier_init(&storage.stage_free[i], Config::kConsumerWarps);
     }
   }

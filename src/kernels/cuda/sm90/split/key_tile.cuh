@@ -52,72 +52,6 @@ __device__ __forceinline__ HalfField load_half_field(std::uint32_t records, int 
   return {{query_field(records, field, 2 * half, place), query_field(records, field, 2 * half + 1, place)}};
 }
 
-/// X = P 2^8, in place, of one half of the step's queries.
-template <class Config, int kHalf>
-__device__ __forceinline__ void exponentiate_half(float (&x)[kScores], const KeyPair& keys, const StepFactors<Config>& factors,
-                                                  const HalfField& bias, std::uint32_t records, const Place& place) {
-  float slope[2] = {keys.slope[0], keys.slope[1]};
-  if constexpr (Config::kScaleGroup == ScaleGroup::block) {
-    slope[0] *= factors.rho[kHalf];
-    slope[1] *= factors.rho[kHalf];
-  }
-#pragma unroll
-  for (int u = 0; u < 2; ++u) {
-    float4 rho = {1.0f, 1.0f, 1.0f, 1.0f};
-    if constexpr (Config::kScaleGroup == ScaleGroup::token) rho = query_field(records, kRho, 2 * kHalf + u, place);
-    const float4 b = bias.of[u];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int i = first_of_word(2 * kHalf + u, half);
-      x[i] = ptx::exp2_approximate(__fmaf_rn(x[i], slope[half] * rho.x, b.x));
-      x[i + 1] = ptx::exp2_approximate(__fmaf_rn(x[i + 1], slope[half] * rho.y, b.y));
-      x[i + 4] = ptx::exp2_approximate(__fmaf_rn(x[i + 4], slope[half] * rho.z, b.z));
-      x[i + 5] = ptx::exp2_approximate(__fmaf_rn(x[i + 5], slope[half] * rho.w, b.w));
-    }
-  }
-}
-
-/// Codes of P with dO's fold, of one half of the step's queries. Masked: invisible pairs become 0 by selection, after all arithmetic.
-template <class Config, int kHalf, bool kMasked_>
-__device__ __forceinline__ void make_half_codes(std::uint32_t (&codes)[kCodeWords], const float (&x)[kScores],
-                                                const StepFactors<Config>& factors, std::uint32_t records, const Place& place,
-                                                const float (&raise)[2], Visible visible) {
-#pragma unroll
-  for (int u = 2 * kHalf; u < 2 * kHalf + 2; ++u) {
-    float4 share = {factors.fold[kHalf], factors.fold[kHalf], factors.fold[kHalf], factors.fold[kHalf]};
-    if constexpr (Config::kScaleGroup == ScaleGroup::token) share = query_field(records, kFold, u, place);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int i = first_of_word(u, half);
-      float4 f = share;
-      if constexpr (kMasked_) f = {f.x * raise[half], f.y * raise[half], f.z * raise[half], f.w * raise[half]};
-      const auto keep = [&](int at, float value) { return !kMasked_ || sees(visible, at) ? value : 0.0f; };
-      codes[2 * u + half] = ptx::pack_e4m3x4(keep(i, x[i] * f.x), keep(i + 1, x[i + 1] * f.y), keep(i + 4, x[i + 4] * f.z),
-                                             keep(i + 5, x[i + 5] * f.w));
-    }
-  }
-}
-
-/// Y = dS in place of dP.
-template <bool kMasked_>
-__device__ __forceinline__ void make_step_gradient(const float (&x)[kScores], float (&y)[kScores], const KeyPair& keys,
-                                                   const HalfField (&offset)[2], Visible visible) {
-#pragma unroll
-  for (int u = 0; u < 4; ++u) {
-    const float4 o = offset[u / 2].of[u % 2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int i = first_of_word(u, half);
-      const float value = keys.value[half];
-      const auto keep = [&](int at, float ds) { return !kMasked_ || sees(visible, at) ? ds : 0.0f; };
-      y[i] = keep(i, x[i] * __fmaf_rn(y[i], value, -o.x));
-      y[i + 1] = keep(i + 1, x[i + 1] * __fmaf_rn(y[i + 1], value, -o.y));
-      y[i + 4] = keep(i + 4, x[i + 4] * __fmaf_rn(y[i + 4], value, -o.z));
-      y[i + 5] = keep(i + 5, x[i + 5] * __fmaf_rn(y[i + 5], value, -o.w));
-    }
-  }
-}
-
 /// Weights that turn Y into the units of dK's payload: 2^(eG + eQ + 10) of queries 16 u ... .
 template <class Config>
 __device__ __forceinline__ float4 payload_weights(const StepFactors<Config>& factors, std::uint32_t records, int u,
@@ -127,23 +61,55 @@ __device__ __forceinline__ float4 payload_weights(const StepFactors<Config>& fac
   return {weight, weight, weight, weight};
 }
 
-/// Exponents of dK's payload, packed: one a key, from its greatest dS 2^(eG + eQ) over the step's queries. A key lies in the four lanes of a quad.
-template <class Config>
-__device__ __forceinline__ int step_exponents(const float (&y)[kScores], const StepFactors<Config>& factors, std::uint32_t records,
-                                              const Place& place) {
-  std::uint32_t greatest[2] = {0, 0};
+/// X = P 2^8 in place of the scores, its codes with dO's fold, Y = dS in place of dP, and the greatest dS of each key, of one half of the step's queries: everything in one piece, so
+/// that the multiprocessor makes exponentials and the rest at the same time. Masked: invisible pairs become 0 by selection, after all arithmetic.
+template <class Config, int kHalf, bool kMasked_>
+__device__ __forceinline__ void make_half(float (&x)[kScores], float (&y)[kScores], std::uint32_t (&codes)[kCodeWords],
+                                          const KeyPair& keys, const StepFactors<Config>& factors, const HalfField& bias,
+                                          const HalfField& offset, std::uint32_t records, const Place& place,
+                                          const float (&raise)[2], Visible visible, std::uint32_t (&greatest)[2]) {
+  constexpr bool block = Config::kScaleGroup == ScaleGroup::block;
+  float slope[2] = {keys.slope[0], keys.slope[1]};
+  if constexpr (block) {
+    slope[0] *= factors.rho[kHalf];
+    slope[1] *= factors.rho[kHalf];
+  }
 #pragma unroll
-  for (int u = 0; u < 4; ++u) {
-    const float4 weight = payload_weights<Config>(factors, records, u, place);
+  for (int u = 0; u < 2; ++u) {
+    float4 rho = {1.0f, 1.0f, 1.0f, 1.0f},
+           fold = {factors.fold[kHalf], factors.fold[kHalf], factors.fold[kHalf], factors.fold[kHalf]};
+    if constexpr (!block) {
+      rho = query_field(records, kRho, 2 * kHalf + u, place);
+      fold = query_field(records, kFold, 2 * kHalf + u, place);
+    }
+    const float4 b = bias.of[u], o = offset.of[u], weight = payload_weights<Config>(factors, records, 2 * kHalf + u, place);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int i = first_of_word(u, half);
+      const int i = first_of_word(2 * kHalf + u, half);
+      x[i] = ptx::exp2_approximate(__fmaf_rn(x[i], slope[half] * rho.x, b.x));
+      x[i + 1] = ptx::exp2_approximate(__fmaf_rn(x[i + 1], slope[half] * rho.y, b.y));
+      x[i + 4] = ptx::exp2_approximate(__fmaf_rn(x[i + 4], slope[half] * rho.z, b.z));
+      x[i + 5] = ptx::exp2_approximate(__fmaf_rn(x[i + 5], slope[half] * rho.w, b.w));
+      float4 f = fold;
+      if constexpr (kMasked_) f = {f.x * raise[half], f.y * raise[half], f.z * raise[half], f.w * raise[half]};
+      const auto keep = [&](int at, float value) { return !kMasked_ || sees(visible, at) ? value : 0.0f; };
+      codes[2 * (2 * kHalf + u) + half] = ptx::pack_e4m3x4(keep(i, x[i] * f.x), keep(i + 1, x[i + 1] * f.y),
+                                                           keep(i + 4, x[i + 4] * f.z), keep(i + 5, x[i + 5] * f.w));
+      const float value = keys.value[half];
+      y[i] = keep(i, x[i] * __fmaf_rn(y[i], value, -o.x));
+      y[i + 1] = keep(i + 1, x[i + 1] * __fmaf_rn(y[i + 1], value, -o.y));
+      y[i + 4] = keep(i + 4, x[i + 4] * __fmaf_rn(y[i + 4], value, -o.z));
+      y[i + 5] = keep(i + 5, x[i + 5] * __fmaf_rn(y[i + 5], value, -o.w));
       greatest[half] =
           __vimax3_u32(greatest[half], __float_as_uint(fabsf(y[i]) * weight.x), __float_as_uint(fabsf(y[i + 1]) * weight.y));
       greatest[half] =
           __vimax3_u32(greatest[half], __float_as_uint(fabsf(y[i + 4]) * weight.z), __float_as_uint(fabsf(y[i + 5]) * weight.w));
     }
   }
+}
+
+/// Exponents of dK's payload, packed: one a key, from its greatest dS 2^(eG + eQ) over the step's queries (bits). A key lies in the four lanes of a quad.
+__device__ __forceinline__ int step_exponents(std::uint32_t (&greatest)[2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     greatest[half] = max(greatest[half], __shfl_xor_sync(kFullWarp, greatest[half], 1));

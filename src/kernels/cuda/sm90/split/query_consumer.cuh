@@ -69,97 +69,74 @@ struct QueryConsumer {
     return {__shfl_sync(kFullWarp, first, 0), __shfl_sync(kFullWarp, min(work().length - kKeyTile, reach), 0)};
   }
 
-  /// Mixed tiles: scores take their keys' factors before they are used.
-  __device__ __forceinline__ void multiply_scores(float (&x)[kTileScores], const KeyFactors<Config>& factors,
-                                                  std::uint32_t slot) const {
-    if (factors.mixed) multiply_by_keys<false>(x, records(slot) + key_byte, kSlopeAt);
-  }
-
-  template <int kFirst, int kLast>
-  __device__ __forceinline__ void exponentiate(float (&x)[kTileScores], const RowFactors& rows, const KeyFactors<Config>& factors,
-                                               int first_key, FreeTiles free) const {
+  /// dS of a tile whose scores are in Y and whose dP is in X; in a mixed tile times 2^eK.
+  __device__ __forceinline__ RowMaxima finish_gradient(TileRegisters<Config>& tile, const RowFactors& rows,
+                                                       const KeyFactors<Config>& factors, std::uint32_t slot, int first_key,
+                                                       FreeTiles free) const {
+    if (factors.mixed) {
+      multiply_by_keys<false>(tile.y, records(slot) + key_byte, kSlopeAt);
+      multiply_by_keys<false>(tile.x, records(slot) + key_byte, kValueAt);
+    }
+    RowMaxima maxima;
     if (first_key < free.first || first_key > free.last) {
       const VisibleKeys visible = visible_keys(window(), first_row(), first_key, work().length, lane());
-      exponentiate_tile<Config, kFirst, kLast, true>(x, rows, factors, visible);
+      maxima = make_tile_gradient<Config, true>(tile.x, tile.y, rows, factors, visible);
     } else {
-      exponentiate_tile<Config, kFirst, kLast, false>(x, rows, factors, VisibleKeys{});
+      maxima = make_tile_gradient<Config, false>(tile.x, tile.y, rows, factors, VisibleKeys{});
     }
+    if (factors.mixed) {
+      multiply_by_keys<true>(tile.y, records(slot) + key_byte, kSlopeAt);
+      maxima = maxima_of_mixed(tile.y);
+    }
+    return maxima;
   }
 
-  /// dS of a tile whose P is in X and dP in Y; in a mixed tile times 2^eK.
-  __device__ __forceinline__ void finish_gradient(const float (&x)[kTileScores], float (&y)[kTileScores], const RowFactors& rows,
-                                                  const KeyFactors<Config>& factors, std::uint32_t slot, int first_key,
-                                                  FreeTiles free) const {
-    if (factors.mixed) multiply_by_keys<false>(y, records(slot) + key_byte, kValueAt);
-    if (first_key < free.first || first_key > free.last) {
-      const VisibleKeys visible = visible_keys(window(), first_row(), first_key, work().length, lane());
-      make_tile_gradient<Config, true>(x, y, rows, factors, visible);
-    } else {
-      make_tile_gradient<Config, false>(x, y, rows, factors, VisibleKeys{});
-    }
-    if (factors.mixed) multiply_by_keys<true>(y, records(slot) + key_byte, kSlopeAt);
-  }
-
-  /// First tile of an item: S and dP without anything to hide behind.
-  __device__ __forceinline__ void begin(TileRegisters<Config>& tile, const RowFactors& rows, KeyFactors<Config>& factors,
-                                        Ring<Config::kStages> now) const {
-    auto &x = tile.x, &y = tile.y;
+  /// dS of an item's first tile.
+  __device__ __forceinline__ RowMaxima begin(TileRegisters<Config>& tile, const RowFactors& rows, KeyFactors<Config>& factors,
+                                             Ring<Config::kStages> now, int first_key, FreeTiles free) const {
     ptx::barrier_wait(&storage.stage_ready[now.slot], now.parity);
-    ptx::fence_registers(x);
-    ptx::fence_registers(y);
-    issue_tile<Config>(x, queries(), keys(now.slot));
+    ptx::fence_registers(tile.x);
+    ptx::fence_registers(tile.y);
+    issue_tile<Config>(tile.x, gradients(), values(now.slot));
+    issue_tile<Config>(tile.y, queries(), keys(now.slot));
     factors = load_factors<Config>(records(now.slot));
-    issue_tile<Config>(y, gradients(), values(now.slot));
-    ptx::wait_products<1>();
-    ptx::fence_registers(x);
-    multiply_scores(x, factors, now.slot);
-    exponentiate_tile<Config, 0, kTileGroups, false>(x, rows, factors, VisibleKeys{});
     ptx::wait_products<0>();
-    ptx::fence_registers(y);
+    ptx::fence_registers(tile.x);
+    ptx::fence_registers(tile.y);
+    return finish_gradient(tile, rows, factors, now.slot, first_key, free);
   }
 
-  /// The rest of a tile and, if there is one, the beginning of the next.
+  /// The rest of a tile, whose dS is in Y, and, if there is one, the beginning of the next.
   template <bool kMore>
-  __device__ __forceinline__ void step(float (&sum)[Config::kSums], TileRegisters<Config>& tile, const RowFactors& rows,
-                                       KeyFactors<Config>& factors, Ring<Config::kStages> now, int first_key,
-                                       FreeTiles free) const {
-    auto &x = tile.x, &y = tile.y;
+  __device__ __forceinline__ void step(float (&sum)[Config::kSums], TileRegisters<Config>& tile, RowMaxima& maxima,
+                                       const RowFactors& rows, KeyFactors<Config>& factors, Ring<Config::kStages> now,
+                                       int first_key, FreeTiles free) const {
     auto& part = tile.part();
     const Ring<Config::kStages> after = now.next();
-    KeyFactors<Config> next;
     if constexpr (kMore) {
       ptx::barrier_wait(&storage.stage_ready[after.slot], after.parity);
-      next = load_factors<Config>(records(after.slot));
+      ptx::fence_registers(tile.x);
+      issue_tile<Config>(tile.x, gradients(), values(after.slot));
     }
-    finish_gradient(x, y, rows, factors, now.slot, first_key, free);
-    if constexpr (kMore) {
-      ptx::fence_registers(x);
-      issue_tile<Config>(x, queries(), keys(after.slot));
-    }
-    const int exponents = payload_exponents<Config>(y, factors);
+    const int exponents = payload_exponents(maxima);
     std::uint32_t codes[kPayloadWords];
-    round_payload<Config>(codes, y, exponents, factors);
+    round_payload<Config>(codes, tile.y, exponents, factors);
     ptx::fence_registers(part);
     issue_query_gradient<Config>(part, codes, keys_transposed(now.slot));
-    if constexpr (kMore) {
-      ptx::wait_products<1>();
-      ptx::fence_registers(x);
-      multiply_scores(x, next, after.slot);
-      exponentiate<0, kTileGroups / 2>(x, rows, next, first_key + kKeyTile, free);
-    }
+    if constexpr (kMore) factors = load_factors<Config>(records(after.slot));
     ptx::wait_products<0>();
+    ptx::fence_registers(tile.x);
     ptx::fence_registers(part);
     ptx::hold_operand(codes);
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::barrier_arrive(&storage.stage_free[now.slot]);
     promote_tile(sum, part, exponents);
     if constexpr (kMore) {
-      ptx::fence_registers(y);
-      issue_tile<Config>(y, gradients(), values(after.slot));
-      exponentiate<kTileGroups / 2, kTileGroups>(x, rows, next, first_key + kKeyTile, free);
-      factors = next;
+      ptx::fence_registers(tile.y);
+      issue_tile<Config>(tile.y, queries(), keys(after.slot));
       ptx::wait_products<0>();
-      ptx::fence_registers(y);
+      ptx::fence_registers(tile.y);
+      maxima = finish_gradient(tile, rows, factors, after.slot, first_key + kKeyTile, free);
     }
   }
 
@@ -168,8 +145,8 @@ struct QueryConsumer {
     const int query = first_row();
     const bool valid[2] = {query < work().length, query + 8 < work().length};
     const std::int64_t stride = static_cast<std::int64_t>(params.query_heads) * Config::kHeadDim;
-    const std::int64_t at =
-        (static_cast<std::int64_t>(work().token_start) + query) * stride + static_cast<std::int64_t>(work().head) * Config::kHeadDim;
+    const std::int64_t at = (static_cast<std::int64_t>(work().token_start) + query) * stride +
+                            static_cast<std::int64_t>(work().head) * Config::kHeadDim;
     float unit[2];
     load_rows(unit, row, kDqUnit);
     __syncwarp();
@@ -209,11 +186,11 @@ __device__ __forceinline__ void consume_queries(const BackwardParams& params, Qu
     const RowFactors rows = load_row_factors(consumer.row);
     const auto free = consumer.free_tiles();
     KeyFactors<Config> factors;
-    consumer.begin(tile, rows, factors, now);
+    RowMaxima maxima = consumer.begin(tile, rows, factors, now, first_key, free);
 #pragma unroll 1
     for (; first_key != last; first_key += kKeyTile, now = now.next())
-      consumer.template step<true>(sum, tile, rows, factors, now, first_key, free);
-    consumer.template step<false>(sum, tile, rows, factors, now, first_key, free);
+      consumer.template step<true>(sum, tile, maxima, rows, factors, now, first_key, free);
+    consumer.template step<false>(sum, tile, maxima, rows, factors, now, first_key, free);
     now = now.next();
     consumer.write(sum, format, rotated);
   }

@@ -91,7 +91,8 @@ __device__ __forceinline__ void issue_query_gradient(float (&part)[Config::kSums
 // ---- keys ----------------------------------------------------------------------------------------------------------------------
 
 inline constexpr int kSlopeAt = 0, kValueAt = 4, kReachAt = 12;  // bytes of a KeyRecord
-static_assert(offsetof(KeyRecord, slope) == kSlopeAt && offsetof(KeyRecord, value) == kValueAt && offsetof(KeyRecord, reach) == kReachAt);
+static_assert(offsetof(KeyRecord, slope) == kSlopeAt && offsetof(KeyRecord, value) == kValueAt &&
+              offsetof(KeyRecord, reach) == kReachAt);
 inline constexpr int kKeyRecordBytes = static_cast<int>(sizeof(KeyRecord));
 
 /// Greatest factor of a key's dS. A flagged key's factor, NaN, becomes this: its visible dS are NaN already, and masked ones must stay 0.
@@ -186,59 +187,57 @@ FLAMIA_LAYOUT_FN VisibleKeys visible_keys(Window window, int query, int first_ke
            visible_key_bits(window.first_key(query + 8) - origin, window.last_key(query + 8, length) + 1 - origin)}};
 }
 
-/// X = P 2^8, in place, of keys 16 kFirst ... 16 kLast - 1 of the tile.
-template <class Config, int kFirst, int kLast, bool kMasked_>
-__device__ __forceinline__ void exponentiate_tile(float (&x)[kTileScores], const RowFactors& rows, const KeyFactors<Config>& keys,
-                                                  const VisibleKeys& visible) {
+/// Greatest dS 2^eK of a thread's two queries, as the bits of its magnitude.
+struct RowMaxima {
+  std::uint32_t of[2] = {0, 0};
+
+  __device__ __forceinline__ void take(int half, float first, float second, float weight) {
+    of[half] = __vimax3_u32(of[half], __float_as_uint(fabsf(first) * weight), __float_as_uint(fabsf(second) * weight));
+  }
+};
+
+/// Y = dS in place of the scores, X = dP; and their maxima. Everything in one piece, so that the multiprocessor makes exponentials and the rest at the
+/// same time. Masked: invisible pairs become 0 by selection, after all arithmetic.
+template <class Config, bool kMasked_>
+__device__ __forceinline__ RowMaxima make_tile_gradient(const float (&x)[kTileScores], float (&y)[kTileScores],
+                                                        const RowFactors& rows, const KeyFactors<Config>& keys,
+                                                        const VisibleKeys& visible) {
+  RowMaxima maxima;
 #pragma unroll
-  for (int u = kFirst; u < kLast; ++u) {
+  for (int u = 0; u < kTileGroups; ++u) {
+    const float slope = keys.slope[factor_of<Config>(u)], value = keys.value[factor_of<Config>(u)], weight = finite_slope(slope);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float scale = keys.slope[factor_of<Config>(u)] * rows.rho[half];
-      const int first = first_of_payload(u, half);
+      const float scale = slope * rows.rho[half];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int at = first + i / 2 * 4 + i % 2;
-        const float logit = __fmaf_rn(x[at], scale, rows.bias[half]);
-        x[at] = ptx::exp2_approximate(!kMasked_ || sees_key(visible, at) ? logit : -__builtin_huge_valf());
+        const int at = first_of_payload(u, half) + i / 2 * 4 + i % 2;
+        const float probability = ptx::exp2_approximate(__fmaf_rn(y[at], scale, rows.bias[half]));
+        const float ds = probability * __fmaf_rn(x[at], value, -rows.offset[half]);
+        y[at] = !kMasked_ || sees_key(visible, at) ? ds : 0.0f;
+        if (i % 2 != 0) maxima.take(half, y[at - 1], y[at], weight);
       }
     }
   }
+  return maxima;
 }
 
-/// Y = dS in place of dP. Masked: invisible pairs become 0 by selection, after all arithmetic.
-template <class Config, bool kMasked_>
-__device__ __forceinline__ void make_tile_gradient(const float (&x)[kTileScores], float (&y)[kTileScores], const RowFactors& rows,
-                                                   const KeyFactors<Config>& keys, const VisibleKeys& visible) {
+/// The maxima of a mixed tile, whose dS carry their keys' factors.
+__device__ __forceinline__ RowMaxima maxima_of_mixed(const float (&y)[kTileScores]) {
+  RowMaxima maxima;
 #pragma unroll
-  for (int i = 0; i < kTileScores; ++i) {
-    const float ds = x[i] * __fmaf_rn(y[i], keys.value[factor_of<Config>(i / 8)], -rows.offset[i / 2 % 2]);
-    y[i] = !kMasked_ || sees_key(visible, i) ? ds : 0.0f;
-  }
+  for (int i = 0; i < kTileScores; i += 2) maxima.take(i / 2 % 2, y[i], y[i + 1], 1.0f);
+  return maxima;
 }
 
-/// Exponents of the payload, packed: one a query, from its greatest dS 2^eK over the tile. A query lies in the four lanes of a quad.
-template <class Config>
-__device__ __forceinline__ int payload_exponents(const float (&y)[kTileScores], const KeyFactors<Config>& keys) {
-  std::uint32_t greatest[2] = {0, 0};
-#pragma unroll
-  for (int u = 0; u < kTileGroups; ++u) {
-    const float weight = finite_slope(keys.slope[factor_of<Config>(u)]);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int i = first_of_payload(u, half);
-      greatest[half] =
-          __vimax3_u32(greatest[half], __float_as_uint(fabsf(y[i]) * weight), __float_as_uint(fabsf(y[i + 1]) * weight));
-      greatest[half] =
-          __vimax3_u32(greatest[half], __float_as_uint(fabsf(y[i + 4]) * weight), __float_as_uint(fabsf(y[i + 5]) * weight));
-    }
-  }
+/// Exponents of the payload, packed: one a query. A query lies in the four lanes of a quad.
+__device__ __forceinline__ int payload_exponents(RowMaxima maxima) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    greatest[half] = max(greatest[half], __shfl_xor_sync(kFullWarp, greatest[half], 1));
-    greatest[half] = max(greatest[half], __shfl_xor_sync(kFullWarp, greatest[half], 2));
+    maxima.of[half] = max(maxima.of[half], __shfl_xor_sync(kFullWarp, maxima.of[half], 1));
+    maxima.of[half] = max(maxima.of[half], __shfl_xor_sync(kFullWarp, maxima.of[half], 2));
   }
-  return pack_halves(payload_exponent(greatest[0]), payload_exponent(greatest[1]));
+  return pack_halves(payload_exponent(maxima.of[0]), payload_exponent(maxima.of[1]));
 }
 
 /// The payload. Elements of an all but vanished query may meet a factor beyond FP32's range, or NaN of a flagged token-block: it stays finite, so
