@@ -3,7 +3,8 @@
 #pragma once
 #include <cstdint>
 
-#include "../backward/storage.hpp"
+#include "../backward/fragments.hpp"
+#include "../backward/work.hpp"
 #include "split.hpp"
 
 namespace flamia::sm90::split {
@@ -33,19 +34,39 @@ struct KeyConfig {
   static constexpr int kStepBytes = kQueryStep * kHeadDim;  // one copy of Q or dO'
 };
 
+/// A tile of keys of a document and the query heads that read it; `steps` < 0 ends the kernel.
+struct alignas(16) KeyWork {
+  std::int32_t slot_start, token_start, length, first_key;
+  std::int32_t key_head;
+  std::int32_t steps;
+};
+
+/// What a step streams: Q and dO' of 64 queries, both ways, and their records; what the producer says about it.
+template <class Config>
+struct QueryStage {
+  alignas(128) std::uint8_t query[Config::kStepBytes];
+  alignas(128) std::uint8_t gradient[Config::kStepBytes];
+  alignas(128) std::uint8_t query_transposed[Config::kStepBytes];
+  alignas(128) std::uint8_t gradient_transposed[Config::kStepBytes];
+  alignas(128) std::uint8_t records[kStepRecordBytes];
+  alignas(128) std::int32_t query_position;  // of the first query
+  std::int32_t flags;                        // StepFlags
+  std::int32_t head;                         // query head
+};
+
 /// K, V and their records of an item; the item itself. `work.steps` < 0 ends the kernel.
 template <class Config>
 struct KeyBuffer {
   alignas(128) std::uint8_t key[Config::kKeyBytes];
   alignas(128) std::uint8_t value[Config::kKeyBytes];
   alignas(128) KeyRecord records[kKeyTile];
-  Work work;
+  KeyWork work;
 };
 
 template <class Config>
 struct KeyStorage {
   KeyBuffer<Config> keys[Config::kKeyBuffers];
-  alignas(128) Stage<Config> stage[Config::kStages];
+  QueryStage<Config> stage[Config::kStages];
 
   std::uint64_t keys_ready[Config::kKeyBuffers];  // copy engine and producer (work) -> consumers
   std::uint64_t keys_free[Config::kKeyBuffers];   // consumers -> producer

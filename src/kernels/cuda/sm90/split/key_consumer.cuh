@@ -3,12 +3,11 @@
 //
 // Every product of a step passes through two sets of 32 registers, X and Y; while one is being multiplied the other is worked on:
 //
-//   X   dV low ........ | dV high ......... | next S ............ | then P in place
-//   Y   dS              | dK low ..................... | dK high ......... | next dP ......... | dS
-//       key maxima        round dK's payload  promote    promote   exp2 1, 2   exp2 3, 4, codes
+//   X   dV low ........... | dV high ....................... | next S .............. |
+//   Y   dS                 | dK low ......... | dK high ............... | next dP .. | dS in place; P, codes in X
+//       round dK's payload   promote dV low     dK low  dV high    dK high  (wait)     exp2, codes, dS, key maxima
 //
-// The loop's back edge lies where no product is in flight. The compiler sinks arithmetic below a wait for products, although it is meant to fill it,
-// but not below a wait on a barrier: where a copy is first needed is chosen with that in mind.
+// The loop's back edge lies where no product is in flight.
 #pragma once
 #include <cstdint>
 
@@ -27,20 +26,20 @@ struct KeySums {
 
 /// Addresses of a stage's operands as descriptor words, of its records and of what the producer says about it.
 struct StageOperands {
-  std::uint32_t query, gradient, query_transposed, gradient_transposed, records, info;
+  std::uint32_t query, gradient, query_transposed, gradient_transposed, records, flags;
 };
 template <class Config>
 __device__ __forceinline__ StageOperands operands_of(KeyStorage<Config>& storage, std::uint32_t slot) {
-  constexpr auto rows = RowsOperand<Config>::kLayout;
-  constexpr auto transposed = TransposedOperand<Config>::kLayout;
-  const std::uint32_t at = slot * static_cast<std::uint32_t>(sizeof(Stage<Config>)), words = at >> 4;
-  Stage<Config>& first = storage.stage[0];
+  constexpr auto rows = StepRows<Config>::kLayout;
+  constexpr auto transposed = StepTransposed<Config>::kLayout;
+  const std::uint32_t at = slot * static_cast<std::uint32_t>(sizeof(QueryStage<Config>)), words = at >> 4;
+  QueryStage<Config>& first = storage.stage[0];
   return {ptx::descriptor_low(first.query, rows) + words,
           ptx::descriptor_low(first.gradient, rows) + words,
           ptx::descriptor_low(first.query_transposed, transposed) + words,
           ptx::descriptor_low(first.gradient_transposed, transposed) + words,
           ptx::shared_address(first.records) + at,
-          ptx::shared_address(&first.info) + at};
+          ptx::shared_address(&first.flags) + at};
 }
 
 /// A thread's registers for a step.
@@ -60,15 +59,15 @@ struct KeyConsumer {
   KeyStorage<Config>& storage;
   int group;             // of the two warpgroups
   std::uint32_t buffer;  // of K and V
-  Place place;
+  std::uint32_t quad;    // 16 bytes times the lane's place in its quad
   KeyPair pair;
 
   __device__ __forceinline__ Window window() const { return {params.window_left, params.window_right}; }
   __device__ __forceinline__ int lane() const { return static_cast<int>(threadIdx.x) % 32; }
-  __device__ __forceinline__ const Work& work() const { return storage.keys[buffer].work; }
+  __device__ __forceinline__ const KeyWork& work() const { return storage.keys[buffer].work; }
   /// Descriptor words of the warpgroup's 64 rows of K or V.
   __device__ __forceinline__ std::uint32_t rows_of(const std::uint8_t* first_buffer) const {
-    return ptx::descriptor_low(first_buffer + group * Config::kKeysPerConsumer * Config::kHeadDim, RowsOperand<Config>::kLayout) +
+    return ptx::descriptor_low(first_buffer + group * Config::kKeysPerConsumer * Config::kHeadDim, StepRows<Config>::kLayout) +
            buffer * static_cast<std::uint32_t>(sizeof(KeyBuffer<Config>) >> 4);
   }
   __device__ __forceinline__ std::uint32_t keys() const { return rows_of(storage.keys[0].key); }
@@ -89,24 +88,26 @@ struct KeyConsumer {
     float raise[2] = {1.0f, 1.0f};
     step.greatest[0] = step.greatest[1] = 0;
     if (masked(step.factors)) {
-      const StepInfo info = storage.stage[slot].info;
+      const QueryStage<Config>& stage = storage.stage[slot];
       const int key = work().first_key + first_row();
-      const Visible visible = visible_queries(window(), key, info.query, work().length, lane());
-      step.references = (info.flags & kCut) != 0 ? cut_references(raise, records, window(), key, info.query, step.references)
-                                                 : pack_halves(of_tile, of_tile);
-      make_half<Config, 0, true>(step.x, step.y, step.codes, pair, step.factors, bias, offset, records, place, raise, visible,
+      const Visible visible = visible_queries(window(), key, stage.query_position, work().length, lane());
+      step.references = (stage.flags & kCut) != 0
+                            ? cut_references(raise, records, window(), key, stage.query_position, step.references)
+                            : pack_halves(of_tile, of_tile);
+      make_half<Config, 0, true>(step.x, step.y, step.codes, pair, step.factors, bias, offset, records, quad, raise, visible,
                                  step.greatest);
-      make_half<Config, 1, true>(step.x, step.y, step.codes, pair, step.factors, load_half_field(records, kBias, 1, place),
-                                 load_half_field(records, kOffset, 1, place), records, place, raise, visible, step.greatest);
+      make_half<Config, 1, true>(step.x, step.y, step.codes, pair, step.factors, load_half_field(records, kBias, 1, quad),
+                                 load_half_field(records, kOffset, 1, quad), records, quad, raise, visible, step.greatest);
       if constexpr (Config::kRecordCodes) {
-        record_codes<Config>(params, step.x, visible, key, info.head * params.slots + work().slot_start + info.query, lane());
+        record_step_codes(params, step.x, visible, key, stage.head * params.slots + work().slot_start + stage.query_position,
+                          lane());
       }
     } else {
       step.references = pack_halves(of_tile, of_tile);
-      make_half<Config, 0, false>(step.x, step.y, step.codes, pair, step.factors, bias, offset, records, place, raise, Visible{},
+      make_half<Config, 0, false>(step.x, step.y, step.codes, pair, step.factors, bias, offset, records, quad, raise, Visible{},
                                   step.greatest);
-      make_half<Config, 1, false>(step.x, step.y, step.codes, pair, step.factors, load_half_field(records, kBias, 1, place),
-                                  load_half_field(records, kOffset, 1, place), records, place, raise, Visible{}, step.greatest);
+      make_half<Config, 1, false>(step.x, step.y, step.codes, pair, step.factors, load_half_field(records, kBias, 1, quad),
+                                  load_half_field(records, kOffset, 1, quad), records, quad, raise, Visible{}, step.greatest);
     }
   }
 
@@ -116,11 +117,11 @@ struct KeyConsumer {
     ptx::barrier_wait(&storage.stage_ready[now.slot], now.parity);
     ptx::fence_registers(step.x);
     ptx::fence_registers(step.y);
-    issue_scores<Config>(step.x, keys(), operands.query);
-    issue_scores<Config>(step.y, values(), operands.gradient);
-    step.factors = load_step_factors<Config>(operands.records, operands.info);
-    const HalfField bias = load_half_field(operands.records, kBias, 0, place),
-                    offset = load_half_field(operands.records, kOffset, 0, place);
+    issue_step<Config>(step.x, keys(), operands.query);
+    issue_step<Config>(step.y, values(), operands.gradient);
+    step.factors = load_step_factors<Config>(operands.records, operands.flags);
+    const HalfField bias = load_half_field(operands.records, kBias, 0, quad),
+                    offset = load_half_field(operands.records, kOffset, 0, quad);
     ptx::wait_products<0>();
     ptx::fence_registers(step.x);
     ptx::fence_registers(step.y);
@@ -145,27 +146,27 @@ struct KeyConsumer {
     const StageOperands operands = operands_of(storage, now.slot);
     float scale[2], key_scales[2];
     std::uint32_t payload[kCodeWords];
-    issue_gradient<Config>(x, step.codes, operands.gradient_transposed, 0);
+    issue_key_gradient<Config>(x, step.codes, operands.gradient_transposed, 0);
     const int exponents = step_exponents(step.greatest);
     value_scale(scale, step.references);
     key_scale(key_scales, exponents);
-    round_step_payload<Config>(payload, y, exponents, step.factors, operands.records, place);
+    round_step_payload<Config>(payload, y, exponents, step.factors, operands.records, quad);
     ptx::fence_registers(y);
-    issue_gradient<Config>(y, payload, operands.query_transposed, 0);
+    issue_key_gradient<Config>(y, payload, operands.query_transposed, 0);
     ptx::wait_products<1>();
     ptx::fence_registers(x);
-    promote<0>(sums.value, x, scale);
+    promote_step<0>(sums.value, x, scale);
     if constexpr (Config::kHalves == 2) {
       ptx::fence_registers(x);
-      issue_gradient<Config>(x, step.codes, operands.gradient_transposed, 1);
+      issue_key_gradient<Config>(x, step.codes, operands.gradient_transposed, 1);
       ptx::wait_products<1>();
       ptx::fence_registers(y);
-      promote<0>(sums.key, y, key_scales);
+      promote_step<0>(sums.key, y, key_scales);
       ptx::fence_registers(y);
-      issue_gradient<Config>(y, payload, operands.query_transposed, 1);
+      issue_key_gradient<Config>(y, payload, operands.query_transposed, 1);
       ptx::wait_products<1>();
       ptx::fence_registers(x);
-      promote<1>(sums.value, x, scale);
+      promote_step<1>(sums.value, x, scale);
     }
     ptx::hold_operand(step.codes);
 
@@ -174,22 +175,22 @@ struct KeyConsumer {
     if constexpr (kMore) {
       ptx::barrier_wait(&storage.stage_ready[after.slot], after.parity);
       ptx::fence_registers(x);
-      issue_scores<Config>(x, keys(), next.query);
-      step.factors = load_step_factors<Config>(next.records, next.info);
+      issue_step<Config>(x, keys(), next.query);
+      step.factors = load_step_factors<Config>(next.records, next.flags);
       ptx::wait_products<1>();
     } else {
       ptx::wait_products<0>();
     }
     ptx::fence_registers(y);
-    promote<Config::kHalves - 1>(sums.key, y, key_scales);
+    promote_step<Config::kHalves - 1>(sums.key, y, key_scales);
     ptx::hold_operand(payload);
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::barrier_arrive(&storage.stage_free[now.slot]);
     if constexpr (kMore) {
       ptx::fence_registers(y);
-      issue_scores<Config>(y, values(), next.gradient);
-      const HalfField bias = load_half_field(next.records, kBias, 0, place),
-                      offset = load_half_field(next.records, kOffset, 0, place);
+      issue_step<Config>(y, values(), next.gradient);
+      const HalfField bias = load_half_field(next.records, kBias, 0, quad),
+                      offset = load_half_field(next.records, kOffset, 0, quad);
       ptx::wait_products<0>();
       ptx::fence_registers(x);
       ptx::fence_registers(y);
@@ -219,8 +220,7 @@ template <class Config>
 __device__ __forceinline__ void consume_keys(const BackwardParams& params, KeyStorage<Config>& storage, GradientFormat format,
                                              bool rotated, int thread, int group) {
   const int warp = __shfl_sync(kFullWarp, thread / 32, 0), lane = thread % 32;
-  KeyConsumer<Config> consumer{params, storage, group, 0, {}, {}};
-  consumer.place.quad = lane % 4 * 16;
+  KeyConsumer<Config> consumer{params, storage, group, 0, static_cast<std::uint32_t>(lane % 4 * 16), {}};
   KeySums<Config> sums;
   StepRegisters<Config> step;
   Ring<Config::kStages> now;
@@ -229,10 +229,9 @@ __device__ __forceinline__ void consume_keys(const BackwardParams& params, KeySt
     int left = __shfl_sync(kFullWarp, storage.keys[buffer.slot].work.steps, 0);
     if (left < 0) return;
     consumer.buffer = buffer.slot;
-    consumer.place.key_records =
-        ptx::shared_address(storage.keys[0].records + group * Config::kKeysPerConsumer + row_of(warp, lane, 0)) +
-        buffer.slot * static_cast<std::uint32_t>(sizeof(KeyBuffer<Config>));
-    consumer.pair = load_key_pair(consumer.place.key_records);
+    consumer.pair =
+        load_key_pair(ptx::shared_address(storage.keys[0].records + group * Config::kKeysPerConsumer + row_of(warp, lane, 0)) +
+                      buffer.slot * static_cast<std::uint32_t>(sizeof(KeyBuffer<Config>)));
 #pragma unroll
     for (int i = 0; i < Config::kHeadDim / 2; ++i) sums.key[i] = sums.value[i] = 0.0f;
     consumer.begin(step, now);

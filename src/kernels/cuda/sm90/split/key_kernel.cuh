@@ -29,24 +29,25 @@ __device__ __forceinline__ void copy_for_keys(const BackwardParams& params, KeyS
     }
     const Document& document = next.document;
     const StepRange steps = step_range(window, next.first, document.length);
-    buffer.work = {document.slot_start, document.token_start, document.length, next.first,
-                   next.head,           steps.first,          steps.count,     steps.count * group};
+    const int total = steps.count * group;
+    buffer.work = {document.slot_start, document.token_start, document.length, next.first, next.head, total};
     const std::int64_t key_row = next.head * params.slots + document.slot_start + next.first;
     ptx::barrier_arrive_expect(keys_ready, 2 * Config::kKeyBytes + kTileRecordBytes);
     ptx::bulk_copy(buffer.records, static_cast<const KeyRecord*>(params.key_records) + key_row, kTileRecordBytes, keys_ready);
     ptx::bulk_copy(buffer.key, params.key_rows + key_row * Config::kHeadDim, Config::kKeyBytes, keys_ready);
     ptx::bulk_copy(buffer.value, params.value_rows + key_row * Config::kHeadDim, Config::kKeyBytes, keys_ready);
 
-    const int total = steps.count * group;
     int head = next.head * group, block = 0;
     for (int step = 0; step < total; ++step, stages = stages.next()) {
       const int query = (steps.first + block) * kQueryStep;
       const std::int64_t row = head * params.slots + document.slot_start + query;
       const std::int64_t at = row * Config::kHeadDim;
-      Stage<Config>& stage = storage.stage[stages.slot];
+      QueryStage<Config>& stage = storage.stage[stages.slot];
       std::uint64_t* const ready = &storage.stage_ready[stages.slot];
       ptx::barrier_wait(&storage.stage_free[stages.slot], stages.parity ^ 1);
-      stage.info = {query, step_flags(window, query, next.first, document.length), head, 0};
+      stage.query_position = query;
+      stage.flags = step_flags(window, query, next.first, document.length);
+      stage.head = head;
       ptx::barrier_arrive_expect(ready, 4 * Config::kStepBytes + kStepRecordBytes);
       ptx::bulk_copy(stage.records, static_cast<const std::uint8_t*>(params.row_records) + row / kGroup * kRowGroupBytes,
                      kStepRecordBytes, ready);

@@ -3,12 +3,11 @@
 //
 // Three products a tile pass through two sets of 64 registers, X and Y:
 //
-//   X   P         | next S ................. | P in place .................................
-//   Y   dP -> dS  | dS                       | dQ of the tile ......... | next dP ......... |
-//       dS          exponents, payload         exp2, first half           promote, exp2, second half
+//   X   | next dP ................................................ |
+//   Y   dS                     | dQ of the tile .. | next S ...... | dS in place
+//       exponents, payload       (wait)   promote    (wait)        exp2, dS
 //
-// The loop's back edge lies where no product is in flight. The compiler sinks arithmetic below a wait for products, although it is meant to fill it,
-// but not below a wait on a barrier: where V is first needed is chosen with that in mind.
+// What waits lets the other warpgroup work. The loop's back edge lies where no product is in flight.
 #pragma once
 #include <cstdint>
 
@@ -70,30 +69,25 @@ struct QueryConsumer {
   }
 
   /// dS of a tile whose scores are in Y and whose dP is in X; in a mixed tile times 2^eK.
-  __device__ __forceinline__ RowMaxima finish_gradient(TileRegisters<Config>& tile, const RowFactors& rows,
-                                                       const KeyFactors<Config>& factors, std::uint32_t slot, int first_key,
-                                                       FreeTiles free) const {
+  __device__ __forceinline__ void finish_gradient(TileRegisters<Config>& tile, const RowFactors& rows,
+                                                  const KeyFactors<Config>& factors, std::uint32_t slot, int first_key,
+                                                  FreeTiles free) const {
     if (factors.mixed) {
       multiply_by_keys<false>(tile.y, records(slot) + key_byte, kSlopeAt);
       multiply_by_keys<false>(tile.x, records(slot) + key_byte, kValueAt);
     }
-    RowMaxima maxima;
     if (first_key < free.first || first_key > free.last) {
       const VisibleKeys visible = visible_keys(window(), first_row(), first_key, work().length, lane());
-      maxima = make_tile_gradient<Config, true>(tile.x, tile.y, rows, factors, visible);
+      make_tile_gradient<Config, true>(tile.x, tile.y, rows, factors, visible);
     } else {
-      maxima = make_tile_gradient<Config, false>(tile.x, tile.y, rows, factors, VisibleKeys{});
+      make_tile_gradient<Config, false>(tile.x, tile.y, rows, factors, VisibleKeys{});
     }
-    if (factors.mixed) {
-      multiply_by_keys<true>(tile.y, records(slot) + key_byte, kSlopeAt);
-      maxima = maxima_of_mixed(tile.y);
-    }
-    return maxima;
+    if (factors.mixed) multiply_by_keys<true>(tile.y, records(slot) + key_byte, kSlopeAt);
   }
 
   /// dS of an item's first tile.
-  __device__ __forceinline__ RowMaxima begin(TileRegisters<Config>& tile, const RowFactors& rows, KeyFactors<Config>& factors,
-                                             Ring<Config::kStages> now, int first_key, FreeTiles free) const {
+  __device__ __forceinline__ void begin(TileRegisters<Config>& tile, const RowFactors& rows, KeyFactors<Config>& factors,
+                                        Ring<Config::kStages> now, int first_key, FreeTiles free) const {
     ptx::barrier_wait(&storage.stage_ready[now.slot], now.parity);
     ptx::fence_registers(tile.x);
     ptx::fence_registers(tile.y);
@@ -103,14 +97,14 @@ struct QueryConsumer {
     ptx::wait_products<0>();
     ptx::fence_registers(tile.x);
     ptx::fence_registers(tile.y);
-    return finish_gradient(tile, rows, factors, now.slot, first_key, free);
+    finish_gradient(tile, rows, factors, now.slot, first_key, free);
   }
 
   /// The rest of a tile, whose dS is in Y, and, if there is one, the beginning of the next.
   template <bool kMore>
-  __device__ __forceinline__ void step(float (&sum)[Config::kSums], TileRegisters<Config>& tile, RowMaxima& maxima,
-                                       const RowFactors& rows, KeyFactors<Config>& factors, Ring<Config::kStages> now,
-                                       int first_key, FreeTiles free) const {
+  __device__ __forceinline__ void step(float (&sum)[Config::kSums], TileRegisters<Config>& tile, const RowFactors& rows,
+                                       KeyFactors<Config>& factors, Ring<Config::kStages> now, int first_key,
+                                       FreeTiles free) const {
     auto& part = tile.part();
     const Ring<Config::kStages> after = now.next();
     if constexpr (kMore) {
@@ -118,7 +112,7 @@ struct QueryConsumer {
       ptx::fence_registers(tile.x);
       issue_tile<Config>(tile.x, gradients(), values(after.slot));
     }
-    const int exponents = payload_exponents(maxima);
+    const int exponents = payload_exponents<Config>(tile.y, factors);
     std::uint32_t codes[kPayloadWords];
     round_payload<Config>(codes, tile.y, exponents, factors);
     ptx::fence_registers(part);
@@ -136,7 +130,7 @@ struct QueryConsumer {
       issue_tile<Config>(tile.y, queries(), keys(after.slot));
       ptx::wait_products<0>();
       ptx::fence_registers(tile.y);
-      maxima = finish_gradient(tile, rows, factors, after.slot, first_key + kKeyTile, free);
+      finish_gradient(tile, rows, factors, after.slot, first_key + kKeyTile, free);
     }
   }
 
@@ -186,11 +180,11 @@ __device__ __forceinline__ void consume_queries(const BackwardParams& params, Qu
     const RowFactors rows = load_row_factors(consumer.row);
     const auto free = consumer.free_tiles();
     KeyFactors<Config> factors;
-    RowMaxima maxima = consumer.begin(tile, rows, factors, now, first_key, free);
+    consumer.begin(tile, rows, factors, now, first_key, free);
 #pragma unroll 1
     for (; first_key != last; first_key += kKeyTile, now = now.next())
-      consumer.template step<true>(sum, tile, maxima, rows, factors, now, first_key, free);
-    consumer.template step<false>(sum, tile, maxima, rows, factors, now, first_key, free);
+      consumer.template step<true>(sum, tile, rows, factors, now, first_key, free);
+    consumer.template step<false>(sum, tile, rows, factors, now, first_key, free);
     now = now.next();
     consumer.write(sum, format, rotated);
   }

@@ -187,57 +187,45 @@ FLAMIA_LAYOUT_FN VisibleKeys visible_keys(Window window, int query, int first_ke
            visible_key_bits(window.first_key(query + 8) - origin, window.last_key(query + 8, length) + 1 - origin)}};
 }
 
-/// Greatest dS 2^eK of a thread's two queries, as the bits of its magnitude.
-struct RowMaxima {
-  std::uint32_t of[2] = {0, 0};
-
-  __device__ __forceinline__ void take(int half, float first, float second, float weight) {
-    of[half] = __vimax3_u32(of[half], __float_as_uint(fabsf(first) * weight), __float_as_uint(fabsf(second) * weight));
-  }
-};
-
-/// Y = dS in place of the scores, X = dP; and their maxima. Everything in one piece, so that the multiprocessor makes exponentials and the rest at the
-/// same time. Masked: invisible pairs become 0 by selection, after all arithmetic.
+/// Y = dS in place of the scores, X = dP. Masked: invisible pairs become 0 by selection, after all arithmetic.
 template <class Config, bool kMasked_>
-__device__ __forceinline__ RowMaxima make_tile_gradient(const float (&x)[kTileScores], float (&y)[kTileScores],
-                                                        const RowFactors& rows, const KeyFactors<Config>& keys,
-                                                        const VisibleKeys& visible) {
-  RowMaxima maxima;
+__device__ __forceinline__ void make_tile_gradient(const float (&x)[kTileScores], float (&y)[kTileScores], const RowFactors& rows,
+                                                   const KeyFactors<Config>& keys, const VisibleKeys& visible) {
 #pragma unroll
   for (int u = 0; u < kTileGroups; ++u) {
-    const float slope = keys.slope[factor_of<Config>(u)], value = keys.value[factor_of<Config>(u)], weight = finite_slope(slope);
+    const float scale[2] = {keys.slope[factor_of<Config>(u)] * rows.rho[0], keys.slope[factor_of<Config>(u)] * rows.rho[1]};
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float scale = slope * rows.rho[half];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at = first_of_payload(u, half) + i / 2 * 4 + i % 2;
-        const float probability = ptx::exp2_approximate(__fmaf_rn(y[at], scale, rows.bias[half]));
-        const float ds = probability * __fmaf_rn(x[at], value, -rows.offset[half]);
-        y[at] = !kMasked_ || sees_key(visible, at) ? ds : 0.0f;
-        if (i % 2 != 0) maxima.take(half, y[at - 1], y[at], weight);
-      }
+    for (int i = 8 * u; i < 8 * u + 8; ++i) {
+      const int half = i / 2 % 2;
+      const float probability = ptx::exp2_approximate(__fmaf_rn(y[i], scale[half], rows.bias[half]));
+      const float ds = probability * __fmaf_rn(x[i], keys.value[factor_of<Config>(u)], -rows.offset[half]);
+      y[i] = !kMasked_ || sees_key(visible, i) ? ds : 0.0f;
     }
   }
-  return maxima;
 }
 
-/// The maxima of a mixed tile, whose dS carry their keys' factors.
-__device__ __forceinline__ RowMaxima maxima_of_mixed(const float (&y)[kTileScores]) {
-  RowMaxima maxima;
+/// Exponents of the payload, packed: one a query, from its greatest dS 2^eK over the tile. A query lies in the four lanes of a quad.
+template <class Config>
+__device__ __forceinline__ int payload_exponents(const float (&y)[kTileScores], const KeyFactors<Config>& keys) {
+  std::uint32_t greatest[2] = {0, 0};
 #pragma unroll
-  for (int i = 0; i < kTileScores; i += 2) maxima.take(i / 2 % 2, y[i], y[i + 1], 1.0f);
-  return maxima;
-}
-
-/// Exponents of the payload, packed: one a query. A query lies in the four lanes of a quad.
-__device__ __forceinline__ int payload_exponents(RowMaxima maxima) {
+  for (int u = 0; u < kTileGroups; ++u) {
+    const float weight = finite_slope(keys.slope[factor_of<Config>(u)]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = first_of_payload(u, half);
+      greatest[half] =
+          __vimax3_u32(greatest[half], __float_as_uint(fabsf(y[i]) * weight), __float_as_uint(fabsf(y[i + 1]) * weight));
+      greatest[half] =
+          __vimax3_u32(greatest[half], __float_as_uint(fabsf(y[i + 4]) * weight), __float_as_uint(fabsf(y[i + 5]) * weight));
+    }
+  }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    maxima.of[half] = max(maxima.of[half], __shfl_xor_sync(kFullWarp, maxima.of[half], 1));
-    maxima.of[half] = max(maxima.of[half], __shfl_xor_sync(kFullWarp, maxima.of[half], 2));
+    greatest[half] = max(greatest[half], __shfl_xor_sync(kFullWarp, greatest[half], 1));
+    greatest[half] = max(greatest[half], __shfl_xor_sync(kFullWarp, greatest[half], 2));
   }
-  return pack_halves(payload_exponent(maxima.of[0]), payload_exponent(maxima.of[1]));
+  return pack_halves(payload_exponent(greatest[0]), payload_exponent(greatest[1]));
 }
 
 /// The payload. Elements of an all but vanished query may meet a factor beyond FP32's range, or NaN of a flagged token-block: it stays finite, so
