@@ -201,11 +201,6 @@ __device__ inline Costed make_item(const ListSpec& spec, const std::int32_t* off
   return {{b, first}, item_cost(spec.reach, spec.keys, spec.tile, spec.visit, first, documents[b].length)};
 }
 
-/// What a list is sorted by, greatest first; 0 stands for no item, and the sort keeps the order of equal keys.
-__device__ inline std::uint32_t sort_key(const ListSpec& spec, std::int32_t cost) {
-  return spec.by_cost ? static_cast<std::uint32_t>(cost) : 1u;
-}
-
 /// Entry i of the block table in document order, and the key by which it is sorted, greatest first: early positions, then the tail,
 /// then what is no block.
 struct KeyedBlock {
@@ -269,7 +264,7 @@ __device__ void make_list(const ExpandParams& p, bool keys, void* memory) {
     const Costed made = make_item(spec, list.offsets, w.documents, p.documents, i);
     item = made.item;
     statistic = statistic + ListStatistic{made.cost, made.cost};
-    return sort_key(spec, made.cost);
+    return static_cast<std::uint32_t>(made.cost);
   };
   sort_in_block<kItems>(totals->items, spec.cost_bits, make, w.unsorted + (keys ? kBlockSortItems : 0), list.items, memory);
   __syncthreads();
@@ -322,16 +317,16 @@ __global__ __launch_bounds__(kThreads) void expand_items(const ExpandParams p, b
   const auto i = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
   ListStatistic statistic{};
   if (i < spec.capacity) {
-    std::uint32_t key = 0;  // past the last item: sorts behind every item, whose cost is at least 1
+    std::uint32_t cost = 0;  // past the last item: sorts behind every item, whose cost is at least 1
     sm90::WorkItem item{0, 0};
     if (i < totals->items) {
       const Costed made = make_item(spec, (keys ? w.backward : w.forward).offsets, w.documents, p.documents, i);
       item = made.item;
-      key = sort_key(spec, made.cost);
+      cost = static_cast<std::uint32_t>(made.cost);
       statistic = {made.cost, made.cost};
     }
     w.unsorted[i] = item;
-    w.keys[i] = key;
+    w.keys[i] = cost;
   }
   statistic = ReduceStatistic(memory).Reduce(statistic, Sum{});
   if (threadIdx.x == 0 && statistic.total != 0) {

@@ -63,9 +63,6 @@ struct Shape {
   int forward_tile = 128;  // queries per item of the forward list; it visits key tiles of kTile
   int backward_tile = 0;   // keys per item of the backward list (128); it visits query tiles of backward_visit
   int backward_visit = 64;
-  /// Dearest item first, or one document after the other. Either way equal costs keep the order of positions; only without the sort do a
-  /// document's key tiles ascend under every mask.
-  bool backward_by_cost = true;
   /// Block table by position, then document, instead of document, then position: the quantiser's prefix maxima then wait less, since
   /// neighbours in the table belong to different documents. Not worth the sort where nothing needs prefix maxima.
   bool blocks_by_position = true;

@@ -14,7 +14,6 @@ struct ListSpec {
   int tile, visit;
   std::int32_t capacity;
   int cost_bits;  // every cost is below 2^cost_bits
-  bool by_cost;   // else in order of documents and positions
 };
 ListSpec forward_list(const Shape& shape);
 ListSpec backward_list(const Shape& shape);

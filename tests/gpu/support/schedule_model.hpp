@@ -31,7 +31,7 @@ inline std::int32_t count_visited(const schedule::MaskReach& reach, bool keys, i
 }
 
 inline std::vector<sm90::WorkItem> model_list(const ScheduleModel& model, const schedule::MaskReach& reach, bool keys, int tile,
-                                              int visit, bool by_cost, schedule::gpu::ListTotals* totals) {
+                                              int visit, schedule::gpu::ListTotals* totals) {
   struct Costed {
     sm90::WorkItem item;
     std::int32_t cost;
@@ -45,7 +45,7 @@ inline std::vector<sm90::WorkItem> model_list(const ScheduleModel& model, const 
       totals->total_cost += cost;
     }
   totals->items = static_cast<std::int32_t>(items.size());
-  if (by_cost) std::stable_sort(items.begin(), items.end(), [](const Costed& a, const Costed& b) { return a.cost > b.cost; });
+  std::stable_sort(items.begin(), items.end(), [](const Costed& a, const Costed& b) { return a.cost > b.cost; });
   std::vector<sm90::WorkItem> sorted;
   for (const Costed& c : items) sorted.push_back(c.item);
   return sorted;
@@ -82,9 +82,8 @@ inline ScheduleModel model_schedule(const schedule::gpu::Shape& shape, const std
   totals.token_blocks = static_cast<std::int32_t>(model.blocks.size());
   totals.skewed = totals.documents > 0 && std::int64_t{totals.longest} * totals.documents >=
                                               std::int64_t{kSkew} * (totals.covered_end - totals.covered_begin);
-  model.forward = model_list(model, shape.reach, false, shape.forward_tile, schedule::kTile, true, &totals.forward);
-  model.backward =
-      model_list(model, shape.reach, true, shape.backward_tile, shape.backward_visit, shape.backward_by_cost, &totals.backward);
+  model.forward = model_list(model, shape.reach, false, shape.forward_tile, schedule::kTile, &totals.forward);
+  model.backward = model_list(model, shape.reach, true, shape.backward_tile, shape.backward_visit, &totals.backward);
   return model;
 }
 

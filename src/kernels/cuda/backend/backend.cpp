@@ -36,7 +36,7 @@ Status check(const Problem& problem, const Recipe& recipe, const PlanOptions& op
   if (Status s = recipe::can_run(recipe, plan::Architecture::sm_90, problem.head_dim, options.training); !s.ok()) return s;
   if (Status s = schedule::gpu::check(forward_shape(problem, hopper_form(recipe))); !s.ok()) return s;
   if (options.training)
-    if (Status s = schedule::gpu::check(backward_shape(problem, options)); !s.ok()) return s;
+    if (Status s = schedule::gpu::check(backward_shape(problem)); !s.ok()) return s;
   return check_device();
 }
 
@@ -58,7 +58,7 @@ std::string explain(const Problem& problem, const Recipe& recipe, const PlanOpti
                      std::to_string(memory.workspace_bytes) + " bytes";
   if (options.training)
     text += "; backward: workspace " + std::to_string(backward_memory(problem, form, options, nullptr).workspace_bytes) +
-            " bytes, dQ summed " + (options.deterministic ? "in the order of the key tiles" : "in any order");
+            " bytes, dQ summed " + (options.deterministic ? "in registers" : "in memory, in any order");
   return text + "\n";
 }
 

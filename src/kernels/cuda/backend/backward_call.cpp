@@ -32,7 +32,7 @@ BackwardCall::BackwardCall(const Plan& plan, const BackwardTensors& tensors, con
       saved_(saved_memory(plan, form_, saved)),
       memory_(backward_memory(problem_, form_, options_, workspace)),
       slots_(slots_of(problem_)),
-      shape_(backward_shape(problem_, options_)),
+      shape_(backward_shape(problem_)),
       schedule_(schedule::gpu::view(shape_, memory_.schedule)) {}
 
 Status BackwardCall::check() const {
@@ -118,7 +118,6 @@ sm90::BackwardParams BackwardCall::params() const {
   params.counter = schedule_.counters;
   params.row_records = memory_.row_records;
   params.key_records = memory_.key_records;
-  params.turns = memory_.turns;
   params.dq_partials = memory_.dq_partials;
   params.d_query = tensors_.d_q.data;
   params.d_key = tensors_.d_k.data;

@@ -52,7 +52,7 @@ schedule::gpu::Shape forward_shape(const Problem& problem, const HopperForm& for
   return shape;
 }
 
-schedule::gpu::Shape backward_shape(const Problem& problem, const PlanOptions& options) {
+schedule::gpu::Shape backward_shape(const Problem& problem) {
   schedule::gpu::Shape shape;
   shape.tokens = problem.tokens;
   shape.documents = problem.documents;
@@ -60,8 +60,6 @@ schedule::gpu::Shape backward_shape(const Problem& problem, const PlanOptions& o
   shape.forward_tile = 0;
   shape.backward_tile = sm90::kKeyTile;
   shape.blocks_by_position = false;  // dO has no prefix maxima
-  // Sums in order wait for the key tile before: it must have been claimed earlier. Under a left edge, cost alone does not see to that.
-  shape.backward_by_cost = !options.deterministic || problem.mask.left < 0;
   return shape;
 }
 
@@ -86,12 +84,13 @@ BackwardMemory backward_memory(const Problem& problem, const HopperForm& form, c
   memory.d_out.exponents = workspace.take<std::uint8_t>(query_slots);
   memory.d_prime = workspace.take<float>(query_slots);
   const bool scaled = form.partials == sm90::PartialFormat::f16;
-  if (scaled) memory.dq_exponent = workspace.take<std::int16_t>(query_slots);
-  memory.dq_partials = workspace.take<std::byte>(query_slots * problem.head_dim * (scaled ? 2 : 4));
+  if (!options.deterministic) {
+    if (scaled) memory.dq_exponent = workspace.take<std::int16_t>(query_slots);
+    memory.dq_partials = workspace.take<std::byte>(query_slots * problem.head_dim * (scaled ? 2 : 4));
+  }
   memory.row_records = workspace.take<std::byte>(bytes(scratch.row_records));
   memory.key_records = workspace.take<std::byte>(bytes(scratch.key_records));
-  if (options.deterministic) memory.turns = reinterpret_cast<std::int32_t*>(workspace.take<std::byte>(bytes(scratch.turns)));
-  memory.schedule = workspace.take<std::byte>(bytes(schedule::gpu::workspace_bytes(backward_shape(problem, options))));
+  memory.schedule = workspace.take<std::byte>(bytes(schedule::gpu::workspace_bytes(backward_shape(problem))));
   memory.scratch = workspace.take<std::uint32_t>(1);
   memory.workspace_bytes = workspace.bytes();
   return memory;

@@ -38,11 +38,10 @@ ForwardMemory forward_memory(const Problem& problem, const HopperForm& form, con
 struct BackwardMemory {
   OperandMemory d_out;
   float* d_prime = nullptr;             // D', [query_heads][slots]
-  std::int16_t* dq_exponent = nullptr;  // z; null where dQ is summed in FP32
-  void* dq_partials = nullptr;
+  std::int16_t* dq_exponent = nullptr;  // z; null where dQ is summed in FP32 or not in memory
+  void* dq_partials = nullptr;          // null in deterministic mode: dQ is summed in registers
   void* row_records = nullptr;
   void* key_records = nullptr;
-  std::int32_t* turns = nullptr;  // deterministic only
   void* schedule = nullptr;
   std::uint32_t* scratch = nullptr;
   std::size_t workspace_bytes = 0;
@@ -54,7 +53,7 @@ quantize::gpu::Prefix prefix_of(const OperandForm& form, bool wanted);
 
 std::int64_t slots_of(const Problem& problem);
 schedule::gpu::Shape forward_shape(const Problem& problem, const HopperForm& form);
-schedule::gpu::Shape backward_shape(const Problem& problem, const PlanOptions& options);
+schedule::gpu::Shape backward_shape(const Problem& problem);
 sm90::ForwardConfig forward_config(const Problem& problem, const HopperForm& form);
 /// Gradients in BF16; a call that wants F32 says so.
 sm90::BackwardConfig backward_config(const Problem& problem, const HopperForm& form, const PlanOptions& options);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The public entry: what is checked, and which compiled instance serves a configuration.
+#include "../split/split.hpp"
 #include "checks.hpp"
 #include "instances.hpp"
 #include "work.hpp"
@@ -69,6 +70,7 @@ cudaError_t launch_backward_finish(const BackwardParams& params, const BackwardC
 }
 
 cudaError_t launch_backward(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream) {
+  if (config.deterministic) return launch_split_backward(params, config, stream);
   if (const cudaError_t error = launch_backward_prepare(params, config, stream); error != cudaSuccess) return error;
   if (const cudaError_t error = launch_backward_gradients(params, config, stream); error != cudaSuccess) return error;
   return launch_backward_finish(params, config, stream);

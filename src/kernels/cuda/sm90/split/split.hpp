@@ -3,8 +3,8 @@
 // makes dQ, a tile of queries against all its keys; the other dK and dV, a tile of keys against all its queries. Seven products instead of
 // five, but no partial sums in memory: nothing to clear, no pass at the end, and every gradient is bit-repeatable.
 //
-// Parameters and recipe fields are those of the fused pass. Not used, and may be null: dq_exponent, dq_partials, turns; `partials` and
-// `deterministic` of the configuration.
+// It is what launch_backward() runs in deterministic mode. Parameters and recipe fields are those of the fused pass. Not used, and may be null:
+// dq_exponent, dq_partials, turns; `partials` and `deterministic` of the configuration.
 #pragma once
 #include "../backward/backward.hpp"
 
