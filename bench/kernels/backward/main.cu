@@ -9,11 +9,9 @@ namespace {
 
 using namespace bench;
 
-BackwardConfig config_of(int d, ScaleGroup group, PartialFormat partials, GradientFormat gradients, bool deterministic,
-                         bool record) {
+BackwardConfig config_of(int d, ScaleGroup group, PartialFormat partials, GradientFormat gradients, bool record) {
   BackwardConfig c;
-  c.head_dim = d, c.scale_group = group, c.partials = partials, c.gradients = gradients, c.deterministic = deterministic,
-  c.record_codes = record;
+  c.head_dim = d, c.scale_group = group, c.partials = partials, c.gradients = gradients, c.record_codes = record;
   return c;
 }
 
@@ -27,53 +25,45 @@ void check_all(std::uint64_t seed) {
   ragged[3] = 0, ragged[5] = 1;
   const std::vector<int> even{256, 128, 384};
   std::printf("seed %llu, relative L2 (worst row)\n", static_cast<unsigned long long>(seed));
-  check_case<128>("128 block causal, even", {even, 4, 4, 128, -1, 0, config_of(128, block, f32, fp32, false, false)}, seed);
-  check_case<128>("128 block causal, ragged, GQA", {ragged, 4, 2, 128, -1, 0, config_of(128, block, f16, bf16, false, false)},
-                  seed + 10);
-  check_case<128>("128 block causal, codes, in order", {ragged, 2, 1, 128, -1, 0, config_of(128, block, f16, fp32, true, true)},
-                  seed + 20);
-  check_case<128>("128 block full", {ragged, 2, 2, 128, -1, -1, config_of(128, block, f16, bf16, false, false)}, seed + 30);
-  check_case<128>("128 block window 100, 40", {ragged, 2, 2, 128, 100, 40, config_of(128, block, f16, fp32, true, false)},
-                  seed + 40);
-  check_case<128>("128 token sticky causal, ragged, GQA",
-                  {ragged, 4, 2, 128, -1, 0, config_of(128, token, f16, fp32, true, false), true}, seed + 50);
-  check_case<128>("128 token sticky window 70, 0", {ragged, 2, 2, 128, 70, 0, config_of(128, token, f32, fp32, false, false), true},
+  check_case<128>("128 block causal, even", {even, 4, 4, 128, -1, 0, config_of(128, block, f32, fp32, false)}, seed);
+  check_case<128>("128 block causal, ragged, GQA", {ragged, 4, 2, 128, -1, 0, config_of(128, block, f16, bf16, false)}, seed + 10);
+  check_case<128>("128 block causal, codes", {ragged, 2, 1, 128, -1, 0, config_of(128, block, f16, fp32, true)}, seed + 20);
+  check_case<128>("128 block full", {ragged, 2, 2, 128, -1, -1, config_of(128, block, f16, bf16, false)}, seed + 30);
+  check_case<128>("128 block window 100, 40", {ragged, 2, 2, 128, 100, 40, config_of(128, block, f16, fp32, false)}, seed + 40);
+  check_case<128>("128 token sticky causal, ragged, GQA", {ragged, 4, 2, 128, -1, 0, config_of(128, token, f16, fp32, false), true},
+                  seed + 50);
+  check_case<128>("128 token sticky window 70, 0", {ragged, 2, 2, 128, 70, 0, config_of(128, token, f32, fp32, false), true},
                   seed + 60);
-  check_case<128>("128 block causal, logits x 9",
-                  {ragged, 2, 2, 128, -1, 0, config_of(128, block, f16, fp32, false, false), false, 3.0f}, seed + 70);
+  check_case<128>("128 block causal, logits x 9", {ragged, 2, 2, 128, -1, 0, config_of(128, block, f16, fp32, false), false, 3.0f},
+                  seed + 70);
   check_case<128>("128 block causal, stress",
-                  {ragged, 2, 1, 128, -1, 0, config_of(128, block, f16, fp32, true, false), false, 1.0f, true}, seed + 72);
+                  {ragged, 2, 1, 128, -1, 0, config_of(128, block, f16, fp32, false), false, 1.0f, true}, seed + 72);
   check_case<128>("128 token sticky causal, stress",
-                  {ragged, 2, 1, 128, -1, 0, config_of(128, token, f16, fp32, true, false), true, 1.0f, true}, seed + 74);
-  check_case<64>("64 block causal, ragged, GQA", {ragged, 4, 2, 64, -1, 0, config_of(64, block, f16, fp32, false, false)},
-                 seed + 80);
-  check_case<64>("64 token sticky full", {ragged, 2, 2, 64, -1, -1, config_of(64, token, f16, bf16, false, false), true},
-                 seed + 90);
+                  {ragged, 2, 1, 128, -1, 0, config_of(128, token, f16, fp32, false), true, 1.0f, true}, seed + 74);
+  check_case<64>("64 block causal, ragged, GQA", {ragged, 4, 2, 64, -1, 0, config_of(64, block, f16, fp32, false)}, seed + 80);
+  check_case<64>("64 token sticky full", {ragged, 2, 2, 64, -1, -1, config_of(64, token, f16, bf16, false), true}, seed + 90);
   std::printf("exactness, token sticky\n");
-  check_exactness<128>({{70, 300, 200}, 2, 2, 128, -1, 0, config_of(128, token, f16, fp32, true, false), true}, seed + 100);
+  check_exactness<128>({{70, 300, 200}, 2, 2, 128, -1, 0, config_of(128, token, f16, fp32, false), true}, seed + 100);
   std::printf("exactness, block\n");
-  check_exactness<128>({{70, 300, 200}, 4, 2, 128, -1, 0, config_of(128, block, f16, fp32, true, false), false}, seed + 110);
+  check_exactness<128>({{70, 300, 200}, 4, 2, 128, -1, 0, config_of(128, block, f16, fp32, false), false}, seed + 110);
 }
 
 void time_all(const std::vector<Pass>& passes, const char* only) {
   for (const Workload& w : workloads()) {
     if (only != nullptr && std::string(only) != w.name) continue;
-    const auto one = [&](const char* variant, ScaleGroup group, PartialFormat partials, int mixed, bool deterministic) {
-      const Shape shape{w.lengths, 16, 16, 128, -1, 0, config_of(128, group, partials, GradientFormat::bf16, deterministic, false)};
+    const auto one = [&](const char* variant, ScaleGroup group, PartialFormat partials, int mixed) {
+      const Shape shape{w.lengths, 16, 16, 128, -1, 0, config_of(128, group, partials, GradientFormat::bf16, false)};
       std::vector<const char*> names;
       const Timing timing = time_workload(shape, mixed, 5, names);
       print_timing(w.name, variant, shape, timing, names);
     };
     for (const Pass which : passes) {
       pass = which;
-      one("block uniform", ScaleGroup::block, PartialFormat::f16, 0, false);
-      one("token uniform", ScaleGroup::token, PartialFormat::f16, 0, false);
+      one("block uniform", ScaleGroup::block, PartialFormat::f16, 0);
+      one("token uniform", ScaleGroup::token, PartialFormat::f16, 0);
       if (w.lengths[0] != 16384) continue;
-      one("block mixed 1 in 8", ScaleGroup::block, PartialFormat::f16, 8, false);
-      if (which == Pass::fused) {
-        one("block f32 uniform", ScaleGroup::block, PartialFormat::f32, 0, false);
-        one("block in order", ScaleGroup::block, PartialFormat::f16, 0, true);
-      }
+      one("block mixed 1 in 8", ScaleGroup::block, PartialFormat::f16, 8);
+      if (which == Pass::fused) one("block f32 uniform", ScaleGroup::block, PartialFormat::f32, 0);
     }
   }
 }

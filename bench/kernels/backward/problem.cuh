@@ -210,9 +210,7 @@ inline Problem make_problem(const Shape& shape) {
     const int end = shape.left < 0 ? length : std::min(length, item.first + kKeyTile + shape.left);
     return (end + 63) / 64 - begin / 64;
   };
-  // In order of the key tiles inside a document, which deterministic mode relies on: under a window, cost alone would not give it.
-  if (!shape.config.deterministic || shape.left < 0)
-    std::stable_sort(items.begin(), items.end(), [&](const WorkItem& a, const WorkItem& b) { return cost(a) > cost(b); });
+  std::stable_sort(items.begin(), items.end(), [&](const WorkItem& a, const WorkItem& b) { return cost(a) > cost(b); });
   const auto upload = [&](const auto& host) {
     using T = typename std::decay_t<decltype(host)>::value_type;
     T* to = device_array<T>(static_cast<std::int64_t>(host.size()));
@@ -250,7 +248,6 @@ inline Problem make_problem(const Shape& shape) {
   const auto own = [&](void* x) { return p.owned.push_back(x), x; };
   b.row_records = own(device_array<std::uint8_t>(scratch.row_records));
   b.key_records = own(device_array<std::uint8_t>(scratch.key_records));
-  b.turns = static_cast<std::int32_t*>(own(device_array<std::uint8_t>(scratch.turns)));
   b.dq_partials = own(device_array<std::uint8_t>(rows * shape.head_dim * (shape.config.partials == PartialFormat::f16 ? 2 : 4)));
   b.d_query = own(device_array<std::uint8_t>(p.query_elements() * p.gradient_bytes()));
   b.d_key = own(device_array<std::uint8_t>(p.key_elements() * p.gradient_bytes()));

@@ -16,6 +16,7 @@
 #include "kernels/cuda/sm90/backward/masks.cuh"
 #include "kernels/cuda/sm90/backward/query_gradient.cuh"
 #include "kernels/cuda/sm90/backward/work.hpp"
+#include "kernels/cuda/sm90/split/query_tile.cuh"
 
 namespace {
 
@@ -93,7 +94,7 @@ bool equal(const char* what, const Fragment& d, const std::function<int(int, int
 
 template <int kHeadDim>
 bool products() {
-  using Shape = Config<kHeadDim, ScaleGroup::block, PartialFormat::f16, false, false>;
+  using Shape = Config<kHeadDim, ScaleGroup::block, PartialFormat::f16, false>;
   constexpr auto rows = RowsOperand<Shape>::kLayout;
   constexpr auto columns = TransposedOperand<Shape>::kLayout;
   constexpr auto key_columns = TransposedKeyOperand<Shape>::kLayout;
@@ -230,7 +231,6 @@ bool ranges() {
         const int flags = step_flags(window, q0, k0, length);
         if (((flags & kMasked) == 0) != all) return std::printf("masked: step %d tile %d\n", b, k0), false;
         if (((flags & kCut) != 0) != cut) return std::printf("cut: step %d tile %d\n", b, k0), false;
-        if (first_key_tile(window, q0) > k0 / kKeyTile) return std::printf("turns: step %d tile %d\n", b, k0), false;
         const int lane = pick(32), key = k0 + 16 * pick(8) + lane / 4;
         const QueryRange first = queries_of_key(window, key, length), second = queries_of_key(window, key + 8, length);
         const int origin = q0 + 2 * (lane % 4) + (broken == 4 ? 1 : 0);
@@ -239,6 +239,13 @@ bool ranges() {
         for (int i = 0; i < kScores; ++i)
           if (sees(bits, i) != visible(q0 + column_of(lane, i), key + 8 * (i / 2 % 2)))
             return std::printf("visible: query %d key %d\n", q0 + column_of(lane, i), key + 8 * (i / 2 % 2)), false;
+        const int row = q0 + 16 * pick(4) + lane / 4;
+        const split::VisibleKeys keys = split::visible_keys(window, row, k0 + (broken == 5 ? 1 : 0), length, lane);
+        for (int i = 0; i < split::kTileScores; ++i) {
+          const int query = row + 8 * (i / 2 % 2), at = k0 + column_of(lane, i);
+          if (query < length && split::sees_key(keys, i) != visible(query, at))
+            return std::printf("visible keys: query %d key %d\n", query, at), false;
+        }
         const int query = q0 + pick(64);
         int last = -1;
         for (int j = k0; j < k0 + kKeyTile && j < length; ++j)
@@ -266,7 +273,7 @@ int main(int argc, char** argv) {
   const bool good = check();
   std::printf("index maps: %s\n", good ? "equal" : "WRONG");
   if (argc > 1 && std::string(argv[1]) == "--break") {
-    for (broken = 1; broken <= 4; ++broken) {
+    for (broken = 1; broken <= 5; ++broken) {
       if (check()) return std::printf("corruption %d was not noticed\n", broken), 1;
     }
     std::printf("all corruptions noticed\n");

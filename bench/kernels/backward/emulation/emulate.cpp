@@ -42,11 +42,10 @@ namespace {
 
 using namespace bench;
 
-BackwardConfig config_of(int d, ScaleGroup group, PartialFormat partials, GradientFormat gradients, bool deterministic) {
+BackwardConfig config_of(int d, ScaleGroup group, PartialFormat partials, GradientFormat gradients, bool record) {
   BackwardConfig config;
   config.head_dim = d, config.scale_group = group, config.partials = partials, config.gradients = gradients,
-  config.deterministic = deterministic;
-  config.record_codes = deterministic;  // recorded in ordered mode only
+  config.record_codes = record;
   return config;
 }
 

@@ -151,22 +151,11 @@ inline void add_bulk_f16(void* global, std::uint32_t shared, std::uint32_t bytes
     sums[i] = static_cast<std::uint16_t>(pack_f16x2(half_to_float(sums[i]) + half_to_float(addend), 0.0f));
   }
 }
-inline void fence_async_global() {}
 inline void wait_bulk_read() {}
-inline void wait_bulk_done() {}
 inline void add_global_f32x4(void* global, float a, float b, float c, float d) {
   auto* const sums = static_cast<float*>(global);
   sums[0] += a, sums[1] += b, sums[2] += c, sums[3] += d;
 }
-inline int load_acquire(const int* global) {
-  emulation::yield();
-  return *global;
-}
-inline void store_release(int* global, int value) {
-  *global = value;
-  ++emulation::progress;
-}
-inline void fence_gpu() {}
 
 // ---- products ------------------------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ struct BackwardConfig {
   ScaleGroup scale_group = ScaleGroup::block;
   PartialFormat partials = PartialFormat::f16;
   GradientFormat gradients = GradientFormat::bf16;
-  bool deterministic = false;  // dQ's partial sums are added in the order of the key tiles; dK and dV are bit-repeatable always
+  bool deterministic = false;  // dQ bit-repeatable: the split pass runs (../split/split.hpp); dK and dV always are
   bool rotated = true;         // Q and K were rotated (signs, then Hadamard): dQ and dK are rotated back
   bool record_codes = false;   // test mode: fill BackwardParams::recorded_codes
 };
@@ -49,8 +49,7 @@ struct BackwardParams {
   const float* d_prime = nullptr;             // D' = rowsum(dequantised dO' * BF16(O)), [query_heads][slots]
   const std::int16_t* dq_exponent = nullptr;  // z, [query_heads][slots]: f16 partials carry 2^z
 
-  // Work: tiles of 128 keys. The items of one document must stand in ascending order (deterministic mode relies on it); longest first
-  // is fastest. The count is known on the device only.
+  // Work: tiles of 128 keys, in any order; dearest first is fastest. The count is known on the device only.
   const Document* documents = nullptr;
   const WorkItem* items = nullptr;
   const std::int32_t* item_count = nullptr;
@@ -60,7 +59,6 @@ struct BackwardParams {
   // Scratch, any contents: see backward_scratch.
   void* row_records = nullptr;
   void* key_records = nullptr;
-  std::int32_t* turns = nullptr;  // deterministic mode only
   // Partial sums of dQ, [query_heads][slots][head_dim] of f16 or f32, in the order of accumulator fragments. Zero before the launch.
   void* dq_partials = nullptr;
 
@@ -85,7 +83,7 @@ struct BackwardParams {
 
 /// Bytes of the scratch buffers; 16-byte alignment is enough.
 struct BackwardScratch {
-  std::size_t row_records, key_records, turns;
+  std::size_t row_records, key_records;
 };
 BackwardScratch backward_scratch(std::int64_t slots, int query_heads, int key_heads);
 

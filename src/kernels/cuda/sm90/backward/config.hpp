@@ -17,13 +17,12 @@ struct Dimensions {
   int shared_bytes;
 };
 
-template <int kHeadDim_, ScaleGroup kScaleGroup_, PartialFormat kPartials_, bool kDeterministic_, bool kRecordCodes_>
+template <int kHeadDim_, ScaleGroup kScaleGroup_, PartialFormat kPartials_, bool kRecordCodes_>
 struct Config {
   static_assert(kHeadDim_ == 64 || kHeadDim_ == 128);
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr ScaleGroup kScaleGroup = kScaleGroup_;
   static constexpr PartialFormat kPartials = kPartials_;
-  static constexpr bool kDeterministic = kDeterministic_;
   static constexpr bool kRecordCodes = kRecordCodes_;
 
   // Roles: two consumer warpgroups own 64 keys each (their dK and dV stay in registers), the third makes dQ and moves all data.

@@ -13,8 +13,7 @@ using namespace backward;
 /// What the fused pass needs besides.
 bool has_memory(const BackwardParams& p, const BackwardConfig& config) {
   const bool scaled = config.partials != PartialFormat::f16 || p.dq_exponent != nullptr;
-  const bool turns = !(config.deterministic || config.record_codes) || p.turns != nullptr;
-  return p.dq_partials != nullptr && scaled && turns;
+  return p.dq_partials != nullptr && scaled;
 }
 bool valid(const BackwardParams& p, const BackwardConfig& config) {
   return has_shape(p, config) && has_operands(p) && has_work(p) && has_records(p, config) && has_results(p) &&
@@ -40,8 +39,7 @@ cudaError_t dispatch_scales(const BackwardParams& params, const BackwardConfig& 
 
 BackwardScratch backward_scratch(std::int64_t slots, int query_heads, int key_heads) {
   const auto groups = static_cast<std::size_t>(slots / kGroup) * static_cast<std::size_t>(query_heads);
-  return {groups * kRowGroupBytes, static_cast<std::size_t>(slots) * static_cast<std::size_t>(key_heads) * sizeof(KeyRecord),
-          groups * sizeof(std::int32_t)};
+  return {groups * kRowGroupBytes, static_cast<std::size_t>(slots) * static_cast<std::size_t>(key_heads) * sizeof(KeyRecord)};
 }
 
 int backward_heads_per_group(const BackwardConfig& config, std::int64_t slots, int query_heads, int key_heads,

@@ -24,19 +24,16 @@ cudaError_t launch(const BackwardParams& params, const BackwardConfig& config, i
 }
 
 template <int kHeadDim, ScaleGroup kScaleGroup, PartialFormat kPartials>
-cudaError_t launch_order(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream) {
-  if (config.record_codes)
-    return launch<Config<kHeadDim, kScaleGroup, kPartials, true, true>>(params, config, multiprocessors, stream);
-  return config.deterministic
-             ? launch<Config<kHeadDim, kScaleGroup, kPartials, true, false>>(params, config, multiprocessors, stream)
-             : launch<Config<kHeadDim, kScaleGroup, kPartials, false, false>>(params, config, multiprocessors, stream);
+cudaError_t launch_partials(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream) {
+  return config.record_codes ? launch<Config<kHeadDim, kScaleGroup, kPartials, true>>(params, config, multiprocessors, stream)
+                             : launch<Config<kHeadDim, kScaleGroup, kPartials, false>>(params, config, multiprocessors, stream);
 }
 
 template <int kHeadDim, ScaleGroup kScaleGroup>
 cudaError_t launch_gradients(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream) {
   return config.partials == PartialFormat::f16
-             ? launch_order<kHeadDim, kScaleGroup, PartialFormat::f16>(params, config, multiprocessors, stream)
-             : launch_order<kHeadDim, kScaleGroup, PartialFormat::f32>(params, config, multiprocessors, stream);
+             ? launch_partials<kHeadDim, kScaleGroup, PartialFormat::f16>(params, config, multiprocessors, stream)
+             : launch_partials<kHeadDim, kScaleGroup, PartialFormat::f32>(params, config, multiprocessors, stream);
 }
 
 }  // namespace flamia::sm90::backward

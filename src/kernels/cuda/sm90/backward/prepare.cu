@@ -148,10 +148,6 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
     const Tile tile = tile_of(params, static_cast<int>(job / heads));
     if (head < params.query_heads) {
       write_row(params, tile, head, scaled_partials, totals);
-      // A step's turns are counted at its first slot.
-      if (params.turns != nullptr && tile.valid && threadIdx.x % kQueryStep == 0) {
-        params.turns[(head * params.slots + tile.slot) / kGroup] = 0;
-      }
     } else {
       write_key(params, tile, head - params.query_heads, totals);
     }

@@ -128,28 +128,6 @@ __device__ __forceinline__ void stage_partials(std::uint32_t to, const float (&x
   }
 }
 
-/// Deterministic mode: waits until every earlier key tile has added to the step's queries; afterwards passes the turn on.
-template <class Config>
-__device__ __forceinline__ void await_turn(std::int32_t* turn, int mine) {
-  if constexpr (Config::kDeterministic) {
-    if (threadIdx.x % 128 == 0) {
-      while (ptx::load_acquire(turn) != mine) {
-      }
-    }
-    ptx::named_barrier_sync(kQueryWarpgroupBarrier, 128);
-    ptx::fence_async_global();
-  }
-}
-template <class Config>
-__device__ __forceinline__ void pass_turn(std::int32_t* turn, int mine) {
-  if constexpr (Config::kDeterministic) {
-    ptx::fence_async_global();
-    ptx::fence_gpu();
-    ptx::named_barrier_sync(kQueryWarpgroupBarrier, 128);
-    if (threadIdx.x % 128 == 0) ptx::store_release(turn, mine + 1);
-  }
-}
-
 /// A warp of the dQ warpgroup.
 template <class Config>
 struct QueryWarp {
@@ -233,10 +211,7 @@ struct QueryWarp {
     if constexpr (kLast) loader().copy_keys(next);
 
     const std::int32_t group = info.row / kGroup + warp;
-    std::int32_t* const turn = Config::kDeterministic ? params.turns + (group - warp) : nullptr;
-    const int mine = Config::kDeterministic ? work.first_key / kKeyTile - first_key_tile(window(), info.query) : 0;
     const bool owned = info.query + 16 * warp < work.length;  // later slots belong to another document
-    if constexpr (Config::kPartials == PartialFormat::f32) await_turn<Config>(turn, mine);
     const std::uint32_t staging = ptx::shared_address(storage.staging) + warp * Config::kStagingBytes;
 #pragma unroll
     for (int half = 0; half < Config::kHalves; ++half) {
@@ -256,15 +231,12 @@ struct QueryWarp {
     }
     if constexpr (Config::kPartials == PartialFormat::f16) {
       ptx::fence_async_reads();
-      await_turn<Config>(turn, mine);
       __syncwarp();
       if (owned && ptx::elect_lane()) {
         ptx::add_bulk_f16(static_cast<std::uint8_t*>(params.dq_partials) + static_cast<std::int64_t>(group) * Config::kStagingBytes,
                           staging, Config::kStagingBytes);
-        if constexpr (Config::kDeterministic) ptx::wait_bulk_done();
       }
     }
-    pass_turn<Config>(turn, mine);
   }
 };
 

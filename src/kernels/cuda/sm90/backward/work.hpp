@@ -64,7 +64,4 @@ FLAMIA_LAYOUT_FN QueryRange queries_of_key(Window window, int key, int length) {
   return {first, end};
 }
 
-/// First key tile in which a query of the step sees a key: the tile whose turn is 0 in deterministic mode.
-FLAMIA_LAYOUT_FN int first_key_tile(Window window, int first_query) { return window.first_key(first_query) / kKeyTile; }
-
 }  // namespace flamia::sm90::backward

@@ -25,11 +25,8 @@ cudaError_t checked(const BackwardParams& params, const BackwardConfig& config, 
 }  // namespace
 
 cudaError_t launch_split_prepare(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream) {
-  return checked(params, config, [&](int multiprocessors) {
-    BackwardParams own = params;
-    own.turns = nullptr;
-    return backward::launch_prepare(own, false, multiprocessors, stream);
-  });
+  return checked(params, config,
+                 [&](int multiprocessors) { return backward::launch_prepare(params, false, multiprocessors, stream); });
 }
 
 cudaError_t launch_split_query_gradient(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream) {

@@ -4,7 +4,7 @@
 // five, but no partial sums in memory: nothing to clear, no pass at the end, and every gradient is bit-repeatable.
 //
 // It is what launch_backward() runs in deterministic mode. Parameters and recipe fields are those of the fused pass. Not used, and may be null:
-// dq_exponent, dq_partials, turns; `partials` and `deterministic` of the configuration.
+// dq_exponent, dq_partials; `partials` of the configuration does not count.
 #pragma once
 #include "../backward/backward.hpp"
 
