@@ -2,7 +2,7 @@
 // Does a product with zero raise the exponent to which the tensor core aligns its sum? If it did, a masked P of zero would let the value
 // it is multiplied with, a later token's, change the low bits of an earlier row: `mxfp8-exact` would leak. It does not.
 //
-// The kernel's own instruction (64 x 136 x 32, A from registers): columns n < 64 of B hold zero where columns n + 64 hold up to +-448, at
+// The kernel's own instruction (64 x 72 x 32, A from registers): columns n < 32 of B hold zero where columns n + 32 hold up to +-448, at
 // every k where A is zero; all else is equal, the accumulator too.
 #include <random>
 
@@ -14,7 +14,7 @@
 namespace flamia::test {
 namespace {
 
-constexpr int kM = 64, kN = 136, kPairs = 64, kK = 32;
+constexpr int kM = 64, kN = 72, kPairs = 32, kK = 32;
 
 /// a [kM][kK], b [kN][kK], c and d [kM][kN], for each thread block.
 __global__ void multiply(const std::uint8_t* a, const std::uint8_t* b, const float* c, float* d) {
@@ -38,7 +38,7 @@ __global__ void multiply(const std::uint8_t* a, const std::uint8_t* b, const flo
   for (int v = 0; v < kN / 2; ++v) sums[v] = c[(row + 8 * (v >> 1 & 1)) * kN + 8 * (v >> 2) + 2 * column + (v & 1)];
   ptx::fence_registers(sums);
   ptx::begin_products();
-  ptx::product_64x136<true>(sums, words, ptx::descriptor(ptx::descriptor_low(shared, kLayout), kLayout));
+  ptx::product_64x72<true>(sums, words, ptx::descriptor(ptx::descriptor_low(shared, kLayout), kLayout));
   ptx::commit_products();
   ptx::wait_products<0>();
   ptx::fence_registers(sums);
