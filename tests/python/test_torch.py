@@ -324,7 +324,8 @@ def test_a_build_without_cuda_says_so() -> None:
     try:
         made = Plan(call)
     except NotImplementedError as error:
-        assert "no CUDA part" in str(error) and "FLAMIA_CUDA=ON" in str(error)
+        without = "no CUDA part" in str(error) and "FLAMIA_CUDA=ON" in str(error)
+        assert without or "there is no GPU" in str(error)  # a build with it, on a machine without a GPU
     else:
         assert made.forward_bytes > 0  # a build with it
 

@@ -39,7 +39,7 @@ FLAMIA_LAYOUT_FN std::int64_t slot_capacity(std::int64_t tokens, std::int64_t do
 
 /// Byte offset of element (head, slot, channel) in the `rows` layout; `slots` = slot_capacity, `d` = head dim.
 FLAMIA_LAYOUT_FN std::int64_t rows_offset(std::int64_t slots, int d, std::int64_t head, std::int64_t slot, int channel) {
-  return (head * slots + slot / 8 * 8) * d + channel / 16 * 128 + slot % 8 * 16 + channel % 16;
+  return (head * slots + slot / 8 * 8) * d + std::int64_t{channel / 16} * 128 + slot % 8 * 16 + channel % 16;
 }
 
 /// Column (0..15) at which token i of a 16-token group lies: `pi` pairs with A fragments packed from an FP32 accumulator.
