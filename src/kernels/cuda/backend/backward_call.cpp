@@ -45,13 +45,11 @@ Status BackwardCall::check() const {
           std::string(name) +
           " is not aligned to 16 bytes or has strides that are no multiple of 8 elements, which a GPU needs; "
           "copy it");
-  const std::int64_t head = problem_.head_dim;
   for (const auto& [name, tensor, heads] : {std::tuple{"d_q", &tensors_.d_q, problem_.query_heads},
                                             {"d_k", &tensors_.d_k, problem_.key_heads},
                                             {"d_v", &tensors_.d_v, problem_.key_heads}}) {
-    const bool dense = (tensor->head_stride == 0 || tensor->head_stride == head) &&
-                       (tensor->token_stride == 0 || tensor->token_stride == head * heads);
-    if (!dense) return Status::unsupported(std::string(name) + " is strided; on a GPU it must be dense [tokens][heads][head_dim]");
+    if (!is_dense(*tensor, heads, problem_.head_dim))
+      return Status::unsupported(std::string(name) + " is strided; on a GPU it must be dense [tokens][heads][head_dim]");
     if (tensor->dtype != tensors_.d_q.dtype)
       return Status::unsupported(std::string(name) + ".dtype differs from d_q.dtype; on a GPU all gradients have one dtype");
     if (reinterpret_cast<std::uintptr_t>(tensor->data) % 16 != 0)

@@ -20,6 +20,12 @@ Status device_status(cudaError_t error, const char* what) {
 
 int kernel_window(std::int64_t reach) { return reach < 0 || reach > INT32_MAX ? -1 : static_cast<int>(reach); }
 
+bool is_dense(const MutableTensorView& tensor, int heads, int head_dim) {
+  const std::int64_t head = head_dim;
+  return (tensor.head_stride == 0 || tensor.head_stride == head) &&
+         (tensor.token_stride == 0 || tensor.token_stride == head * heads);
+}
+
 ForwardCall::ForwardCall(const Plan& plan, const ForwardTensors& tensors, void* saved, void* workspace, cudaStream_t stream)
     : problem_(plan.problem()),
       training_(plan.options().training),
@@ -36,10 +42,8 @@ Status ForwardCall::check() const {
     return Status::unsupported("o is F32; on a GPU the forward pass writes BF16: pass a BF16 tensor");
   if (tensors_.q.dtype == DType::f32)
     return Status::unsupported("q, k and v are F32; on a GPU they must be BF16 or F16: cast them first");
-  const std::int64_t head = problem_.head_dim, token = head * problem_.query_heads;
-  const bool dense = (tensors_.o.head_stride == 0 || tensors_.o.head_stride == head) &&
-                     (tensors_.o.token_stride == 0 || tensors_.o.token_stride == token);
-  if (!dense) return Status::unsupported("o is strided; on a GPU it must be dense [tokens][query_heads][head_dim]");
+  if (!is_dense(tensors_.o, problem_.query_heads, problem_.head_dim))
+    return Status::unsupported("o is strided; on a GPU it must be dense [tokens][query_heads][head_dim]");
   return {};
 }
 

@@ -81,7 +81,7 @@ struct Consumer {
       const Visible visible = visible_queries(window(), key, info.query, work.length, lane());
       storage.visible[threadIdx.x] = visible;
       if constexpr (Config::kRecordCodes)
-        record_codes<Config>(params, x, visible, key, info.head * params.slots + work.slot_start + info.query, lane());
+        record_codes(params, x, visible, key, info.head * params.slots + work.slot_start + info.query, lane());
       references() = (info.flags & kCut) != 0 ? cut_references(raise, records, window(), key, info.query, references())
                                               : uncut_references(records);
       make_codes<Config, true>(codes, x, records, place, raise, visible);

@@ -9,31 +9,6 @@
 
 namespace flamia::sm90::backward {
 
-template <class Config>
-struct TransposedOperand {
-  static constexpr ptx::OperandLayout kLayout{16 * Config::kHeadDim, 128};
-};
-
-/// 64 keys times 64 channels, summed over the step's 64 queries; asynchronous. `half` chooses the channels.
-template <class Config>
-__device__ __forceinline__ void issue_gradient(float (&x)[kScores], const std::uint32_t (&codes)[kCodeWords], std::uint32_t operand,
-                                               int half) {
-  constexpr auto layout = TransposedOperand<Config>::kLayout;
-  const std::uint32_t first = operand + (half * 64 * 16 >> 4);
-  constexpr std::uint32_t step = 32 * Config::kHeadDim >> 4;  // 32 queries
-  ptx::begin_products();
-  ptx::product_64x64<false>(x, codes, ptx::descriptor(first, layout));
-  ptx::product_64x64<true>(x, codes + 4, ptx::descriptor(first + step, layout));
-  ptx::commit_products();
-}
-
-/// sum += x * 2^exponent of the key, rounded once: FP32 takes over every 64 queries.
-template <int kHalf, int kCount>
-__device__ __forceinline__ void promote(float (&sum)[kCount], const float (&x)[kScores], const float (&scale)[2]) {
-#pragma unroll
-  for (int i = 0; i < kScores; ++i) sum[kHalf * kScores + i] = __fmaf_rn(x[i], scale[i / 2 % 2], sum[kHalf * kScores + i]);
-}
-
 /// The rare step whose rows need shifts of their own: D' outgrows the tile's V, or the diagonal cuts a tile of several exponents. The
 /// warpgroup's first 64 threads find them, one row each; `shifts` is the warpgroup's own.
 __device__ __forceinline__ void find_shifts(float* shifts, const std::uint8_t* records, const KeyRecord* keys, Window window,
@@ -124,13 +99,9 @@ __device__ __forceinline__ void find_maxima(std::uint32_t (&greatest)[2], const 
   }
 }
 /// 2^exponent of dK's payload: one a key. A key lies in the four lanes of a quad.
-__device__ __forceinline__ void find_key_scale(float (&scale)[2], std::uint32_t (&greatest)[2]) {
+__device__ __forceinline__ void find_key_scale(float (&scale)[2], const std::uint32_t (&greatest)[2]) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    greatest[half] = max(greatest[half], __shfl_xor_sync(kFullWarp, greatest[half], 1));
-    greatest[half] = max(greatest[half], __shfl_xor_sync(kFullWarp, greatest[half], 2));
-    scale[half] = payload_scale(greatest[half]);
-  }
+  for (int half = 0; half < 2; ++half) scale[half] = payload_scale(greatest_of_quad(greatest[half]));
 }
 
 /// dK's payload. Elements of an all but vanished key may meet a factor beyond FP32's range: it stays finite, so that 0 stays 0.

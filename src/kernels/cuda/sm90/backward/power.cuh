@@ -26,6 +26,12 @@ __device__ __forceinline__ float payload_scale(std::uint32_t magnitude_bits) {
   return power_of_two(payload_exponent(magnitude_bits));
 }
 
+/// Greatest over the four lanes of a quad.
+__device__ __forceinline__ std::uint32_t greatest_of_quad(std::uint32_t magnitude_bits) {
+  magnitude_bits = max(magnitude_bits, __shfl_xor_sync(kFullWarp, magnitude_bits, 1));
+  return max(magnitude_bits, __shfl_xor_sync(kFullWarp, magnitude_bits, 2));
+}
+
 /// Of a power of two, 2^-126 ... 2^126.
 __device__ __forceinline__ float inverse_power(float power) {
   return __int_as_float((2 * kExponentBias << 23) - __float_as_int(power));

@@ -3,37 +3,11 @@
 #pragma once
 #include <cstdint>
 
-#include "../../ptx/convert.cuh"
 #include "../../ptx/half.cuh"
-#include "../../ptx/matrix.cuh"
-#include "../../ptx/wgmma_backward.cuh"
-#include "masks.cuh"
-#include "power.cuh"
+#include "step_parts.cuh"
 #include "storage.hpp"
 
 namespace flamia::sm90::backward {
-
-template <class Config>
-struct RowsOperand {
-  static constexpr ptx::OperandLayout kLayout{128, 8 * Config::kHeadDim};
-};
-
-/// Scores or dP, transposed: 64 keys (K or V rows) times 64 queries (Q or dO' rows); asynchronous.
-template <class Config>
-__device__ __forceinline__ void issue_scores(float (&x)[kScores], std::uint32_t keys, std::uint32_t queries) {
-  constexpr auto layout = RowsOperand<Config>::kLayout;
-  constexpr std::uint32_t step = 2 * 128 >> 4;  // two core matrices along d
-  ptx::begin_products();
-#pragma unroll
-  for (int k = 0; k < Config::kHeadDim / 32; ++k) {
-    const std::uint64_t a = ptx::descriptor(keys + k * step, layout), b = ptx::descriptor(queries + k * step, layout);
-    if (k == 0)
-      ptx::product_64x64<false>(x, a, b);
-    else
-      ptx::product_64x64<true>(x, a, b);
-  }
-  ptx::commit_products();
-}
 
 /// What a thread keeps of its place, as shared addresses. The rest (lane, keys) is cheaper to find again than to hold.
 struct Place {
@@ -45,7 +19,6 @@ struct Place {
   /// Where the lane's queries lie in a record's field.
   __device__ __forceinline__ std::uint32_t quad() const { return packed & 48; }
 };
-inline constexpr int kNextKey = 8 * static_cast<int>(sizeof(KeyRecord));
 
 /// One word of the records of the thread's two keys.
 __device__ __forceinline__ void load_key_field(float (&field)[2], const Place& place, int offset) {
@@ -103,26 +76,6 @@ __device__ __forceinline__ int uncut_references(std::uint32_t records) {
   return pack_halves(of_tile, of_tile);
 }
 
-/// `before` are the references of the step before: R of a key whose first query lies in the first half of the tile holds in both halves.
-__device__ __forceinline__ int cut_references(float (&raise)[2], std::uint32_t records, Window window, int first_key,
-                                              int step_query, int before) {
-  int references[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int first = (window.right < 0 ? 0 : max(first_key + 8 * half - window.right, 0)) -
-                      step_query;  // query of the step; negative: an earlier one
-    const int from = clamp(first, 0, kQueryStep - 1);
-    const int word =
-        ptx::load_shared_int(records + from / kGroup * kRowGroupBytes + kFoldMax * kFieldBytes + pi_column(from % kGroup) * 4);
-    const int of_tile = high_half(word);
-    references[half] = first >= 0 ? low_half(word) : of_tile;
-    if (step_query % kKeyTile != 0 && first < 0 && first >= -kQueryStep)
-      references[half] = half == 0 ? low_half(before) : high_half(before);
-    raise[half] = power_of_two(clamp(of_tile - references[half], 0, 127));
-  }
-  return pack_halves(references[0], references[1]);
-}
-
 /// Codes of P with dO's fold. Masked: invisible pairs become 0 by selection, after all arithmetic.
 template <class Config, bool kMasked_>
 __device__ __forceinline__ void make_codes(std::uint32_t (&codes)[kCodeWords], const float (&x)[kScores], std::uint32_t records,
@@ -176,20 +129,6 @@ __device__ __forceinline__ void make_gradient_of_scores(const float (&x)[kScores
     }
     if constexpr (kSend) send_scaled(y, u, share, line);
     offset = ahead;
-  }
-}
-
-/// Test mode: the unfolded codes of a step's visible pairs.
-template <class Config>
-__device__ __forceinline__ void record_codes(const BackwardParams& params, const float (&x)[kScores], Visible visible,
-                                             int first_key, std::int64_t first_row, int lane) {
-#pragma unroll
-  for (int i = 0; i < kScores; ++i) {
-    if (sees(visible, i)) {
-      const std::int64_t row = first_row + column_of(lane, i);
-      params.recorded_codes[row * params.record_keys + first_key + 8 * (i / 2 % 2)] =
-          static_cast<std::uint8_t>(ptx::pack_e4m3x2(x[i], 0.0f) & 255);
-    }
   }
 }
 

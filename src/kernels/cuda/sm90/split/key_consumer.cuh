@@ -30,8 +30,8 @@ struct StageOperands {
 };
 template <class Config>
 __device__ __forceinline__ StageOperands operands_of(KeyStorage<Config>& storage, std::uint32_t slot) {
-  constexpr auto rows = StepRows<Config>::kLayout;
-  constexpr auto transposed = StepTransposed<Config>::kLayout;
+  constexpr auto rows = RowsOperand<Config>::kLayout;
+  constexpr auto transposed = TransposedOperand<Config>::kLayout;
   const std::uint32_t at = slot * static_cast<std::uint32_t>(sizeof(QueryStage<Config>)), words = at >> 4;
   QueryStage<Config>& first = storage.stage[0];
   return {ptx::descriptor_low(first.query, rows) + words,
@@ -67,7 +67,7 @@ struct KeyConsumer {
   __device__ __forceinline__ const KeyWork& work() const { return storage.keys[buffer].work; }
   /// Descriptor words of the warpgroup's 64 rows of K or V.
   __device__ __forceinline__ std::uint32_t rows_of(const std::uint8_t* first_buffer) const {
-    return ptx::descriptor_low(first_buffer + group * Config::kKeysPerConsumer * Config::kHeadDim, StepRows<Config>::kLayout) +
+    return ptx::descriptor_low(first_buffer + group * Config::kKeysPerConsumer * Config::kHeadDim, RowsOperand<Config>::kLayout) +
            buffer * static_cast<std::uint32_t>(sizeof(KeyBuffer<Config>) >> 4);
   }
   __device__ __forceinline__ std::uint32_t keys() const { return rows_of(storage.keys[0].key); }
@@ -99,8 +99,7 @@ struct KeyConsumer {
       make_half<Config, 1, true>(step.x, step.y, step.codes, pair, step.factors, load_half_field(records, kBias, 1, quad),
                                  load_half_field(records, kOffset, 1, quad), records, quad, raise, visible, step.greatest);
       if constexpr (Config::kRecordCodes) {
-        record_step_codes(params, step.x, visible, key, stage.head * params.slots + work().slot_start + stage.query_position,
-                          lane());
+        record_codes(params, step.x, visible, key, stage.head * params.slots + work().slot_start + stage.query_position, lane());
       }
     } else {
       step.references = pack_halves(of_tile, of_tile);
@@ -117,8 +116,8 @@ struct KeyConsumer {
     ptx::barrier_wait(&storage.stage_ready[now.slot], now.parity);
     ptx::fence_registers(step.x);
     ptx::fence_registers(step.y);
-    issue_step<Config>(step.x, keys(), operands.query);
-    issue_step<Config>(step.y, values(), operands.gradient);
+    issue_scores<Config>(step.x, keys(), operands.query);
+    issue_scores<Config>(step.y, values(), operands.gradient);
     step.factors = load_step_factors<Config>(operands.records, operands.flags);
     const HalfField bias = load_half_field(operands.records, kBias, 0, quad),
                     offset = load_half_field(operands.records, kOffset, 0, quad);
@@ -146,27 +145,27 @@ struct KeyConsumer {
     const StageOperands operands = operands_of(storage, now.slot);
     float scale[2], key_scales[2];
     std::uint32_t payload[kCodeWords];
-    issue_key_gradient<Config>(x, step.codes, operands.gradient_transposed, 0);
+    issue_gradient<Config>(x, step.codes, operands.gradient_transposed, 0);
     const int exponents = step_exponents(step.greatest);
     value_scale(scale, step.references);
     key_scale(key_scales, exponents);
     round_step_payload<Config>(payload, y, exponents, step.factors, operands.records, quad);
     ptx::fence_registers(y);
-    issue_key_gradient<Config>(y, payload, operands.query_transposed, 0);
+    issue_gradient<Config>(y, payload, operands.query_transposed, 0);
     ptx::wait_products<1>();
     ptx::fence_registers(x);
-    promote_step<0>(sums.value, x, scale);
+    promote<0>(sums.value, x, scale);
     if constexpr (Config::kHalves == 2) {
       ptx::fence_registers(x);
-      issue_key_gradient<Config>(x, step.codes, operands.gradient_transposed, 1);
+      issue_gradient<Config>(x, step.codes, operands.gradient_transposed, 1);
       ptx::wait_products<1>();
       ptx::fence_registers(y);
-      promote_step<0>(sums.key, y, key_scales);
+      promote<0>(sums.key, y, key_scales);
       ptx::fence_registers(y);
-      issue_key_gradient<Config>(y, payload, operands.query_transposed, 1);
+      issue_gradient<Config>(y, payload, operands.query_transposed, 1);
       ptx::wait_products<1>();
       ptx::fence_registers(x);
-      promote_step<1>(sums.value, x, scale);
+      promote<1>(sums.value, x, scale);
     }
     ptx::hold_operand(step.codes);
 
@@ -175,20 +174,20 @@ struct KeyConsumer {
     if constexpr (kMore) {
       ptx::barrier_wait(&storage.stage_ready[after.slot], after.parity);
       ptx::fence_registers(x);
-      issue_step<Config>(x, keys(), next.query);
+      issue_scores<Config>(x, keys(), next.query);
       step.factors = load_step_factors<Config>(next.records, next.flags);
       ptx::wait_products<1>();
     } else {
       ptx::wait_products<0>();
     }
     ptx::fence_registers(y);
-    promote_step<Config::kHalves - 1>(sums.key, y, key_scales);
+    promote<Config::kHalves - 1>(sums.key, y, key_scales);
     ptx::hold_operand(payload);
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::barrier_arrive(&storage.stage_free[now.slot]);
     if constexpr (kMore) {
       ptx::fence_registers(y);
-      issue_step<Config>(y, values(), next.gradient);
+      issue_scores<Config>(y, values(), next.gradient);
       const HalfField bias = load_half_field(next.records, kBias, 0, quad),
                       offset = load_half_field(next.records, kOffset, 0, quad);
       ptx::wait_products<0>();

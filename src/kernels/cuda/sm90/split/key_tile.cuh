@@ -7,62 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../../ptx/convert.cuh"
-#include "../../ptx/matrix.cuh"
-#include "../../ptx/wgmma_backward.cuh"
-#include "../backward/masks.cuh"
-#include "../backward/power.cuh"
+#include "../backward/step_parts.cuh"
 #include "key_config.hpp"
 
 namespace flamia::sm90::split {
-
-// ---- products ------------------------------------------------------------------------------------------------------------------
-
-template <class Config>
-struct StepRows {
-  static constexpr ptx::OperandLayout kLayout{128, 8 * Config::kHeadDim};
-};
-template <class Config>
-struct StepTransposed {
-  static constexpr ptx::OperandLayout kLayout{16 * Config::kHeadDim, 128};
-};
-
-/// Scores or dP, transposed: 64 keys (K or V rows) times 64 queries (Q or dO' rows); asynchronous.
-template <class Config>
-__device__ __forceinline__ void issue_step(float (&x)[kScores], std::uint32_t keys, std::uint32_t queries) {
-  constexpr auto layout = StepRows<Config>::kLayout;
-  constexpr std::uint32_t step = 2 * 128 >> 4;  // two core matrices along d
-  ptx::begin_products();
-#pragma unroll
-  for (int k = 0; k < Config::kHeadDim / 32; ++k) {
-    const std::uint64_t a = ptx::descriptor(keys + k * step, layout), b = ptx::descriptor(queries + k * step, layout);
-    if (k == 0)
-      ptx::product_64x64<false>(x, a, b);
-    else
-      ptx::product_64x64<true>(x, a, b);
-  }
-  ptx::commit_products();
-}
-
-/// 64 keys times 64 channels, summed over the step's 64 queries; asynchronous. `half` chooses the channels.
-template <class Config>
-__device__ __forceinline__ void issue_key_gradient(float (&x)[kScores], const std::uint32_t (&codes)[kCodeWords],
-                                                   std::uint32_t operand, int half) {
-  constexpr auto layout = StepTransposed<Config>::kLayout;
-  const std::uint32_t first = operand + (half * 64 * 16 >> 4);
-  constexpr std::uint32_t step = 32 * Config::kHeadDim >> 4;  // 32 queries
-  ptx::begin_products();
-  ptx::product_64x64<false>(x, codes, ptx::descriptor(first, layout));
-  ptx::product_64x64<true>(x, codes + 4, ptx::descriptor(first + step, layout));
-  ptx::commit_products();
-}
-
-/// sum += x * 2^exponent of the key, rounded once: FP32 takes over every 64 queries.
-template <int kHalf, int kCount>
-__device__ __forceinline__ void promote_step(float (&sum)[kCount], const float (&x)[kScores], const float (&scale)[2]) {
-#pragma unroll
-  for (int i = 0; i < kScores; ++i) sum[kHalf * kScores + i] = __fmaf_rn(x[i], scale[i / 2 % 2], sum[kHalf * kScores + i]);
-}
 
 // ---- records -------------------------------------------------------------------------------------------------------------------
 
@@ -70,7 +18,6 @@ __device__ __forceinline__ void promote_step(float (&sum)[kCount], const float (
 struct KeyPair {
   float slope[2], value[2];  // 2^eK (NaN for a flagged key or value), 2^(eV - 18)
 };
-inline constexpr int kNextKey = 8 * static_cast<int>(sizeof(KeyRecord));
 /// `record` = shared address of the first key's record; the second is 8 records on.
 __device__ __forceinline__ KeyPair load_key_pair(std::uint32_t record) {
   const float2 first = ptx::load_shared_float2(record), second = ptx::load_shared_float2(record + kNextKey);
@@ -117,27 +64,6 @@ __device__ __forceinline__ HalfField load_half_field(std::uint32_t records, int 
 
 // dO's exponent is folded into P for dV: a record's factor is relative to R of the 128-query tile (the greatest exponent in it). Where the right edge of
 // the mask cuts the step, a key may know only the queries from its first one on: its factors are raised to R over those.
-
-/// R of the thread's two keys where the edge cuts, packed, and the factors that raise the fold to them. `before` are those of the step before: R of a key
-/// whose first query lies in the first half of the tile holds in both halves.
-__device__ __forceinline__ int cut_references(float (&raise)[2], std::uint32_t records, Window window, int first_key,
-                                              int step_query, int before) {
-  int references[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int first =
-        (window.right < 0 ? 0 : max(first_key + 8 * half - window.right, 0)) - step_query;  // negative: an earlier step's
-    const int from = clamp(first, 0, kQueryStep - 1);
-    const int word =
-        ptx::load_shared_int(records + from / kGroup * kRowGroupBytes + kFoldMax * kFieldBytes + pi_column(from % kGroup) * 4);
-    const int of_tile = high_half(word);
-    references[half] = first >= 0 ? low_half(word) : of_tile;
-    if (step_query % kKeyTile != 0 && first < 0 && first >= -kQueryStep)
-      references[half] = half == 0 ? low_half(before) : high_half(before);
-    raise[half] = power_of_two(clamp(of_tile - references[half], 0, 127));
-  }
-  return pack_halves(references[0], references[1]);
-}
 
 // ---- the step ------------------------------------------------------------------------------------------------------------------
 
@@ -198,13 +124,8 @@ __device__ __forceinline__ void make_half(float (&x)[kScores], float (&y)[kScore
 }
 
 /// Exponents of dK's payload, packed: one a key, from its greatest dS 2^(eG + eQ) over the step's queries (bits). A key lies in the four lanes of a quad.
-__device__ __forceinline__ int step_exponents(std::uint32_t (&greatest)[2]) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    greatest[half] = max(greatest[half], __shfl_xor_sync(kFullWarp, greatest[half], 1));
-    greatest[half] = max(greatest[half], __shfl_xor_sync(kFullWarp, greatest[half], 2));
-  }
-  return pack_halves(payload_exponent(greatest[0]), payload_exponent(greatest[1]));
+__device__ __forceinline__ int step_exponents(const std::uint32_t (&greatest)[2]) {
+  return pack_halves(payload_exponent(greatest_of_quad(greatest[0])), payload_exponent(greatest_of_quad(greatest[1])));
 }
 
 /// dK's payload. Elements of an all but vanished key may meet a factor beyond FP32's range: it stays finite, so that 0 stays 0.
@@ -226,19 +147,6 @@ __device__ __forceinline__ void round_step_payload(std::uint32_t (&codes)[kCodeW
         codes[2 * u + half] = ptx::pack_e4m3x4(y[i] * weight.x * inverse[half], y[i + 1] * weight.y * inverse[half],
                                                y[i + 4] * weight.z * inverse[half], y[i + 5] * weight.w * inverse[half]);
       }
-    }
-  }
-}
-
-/// Test mode: the unfolded codes of a step's visible pairs. `first_row` = place of its first query among the records.
-__device__ __forceinline__ void record_step_codes(const BackwardParams& params, const float (&x)[kScores], Visible visible,
-                                                  int first_key, std::int64_t first_row, int lane) {
-#pragma unroll
-  for (int i = 0; i < kScores; ++i) {
-    if (sees(visible, i)) {
-      const std::int64_t row = first_row + column_of(lane, i);
-      params.recorded_codes[row * params.record_keys + first_key + 8 * (i / 2 % 2)] =
-          static_cast<std::uint8_t>(ptx::pack_e4m3x2(x[i], 0.0f) & 255);
     }
   }
 }

@@ -35,7 +35,7 @@ struct QueryConsumer {
     return work().first_query + group * Config::kRowsPerConsumer + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane() / 4;
   }
   __device__ __forceinline__ std::uint32_t rows_of(const std::uint8_t* first_buffer) const {
-    return ptx::descriptor_low(first_buffer + group * Config::kRowsPerConsumer * Config::kHeadDim, TileRows<Config>::kLayout) +
+    return ptx::descriptor_low(first_buffer + group * Config::kRowsPerConsumer * Config::kHeadDim, RowsOperand<Config>::kLayout) +
            buffer * static_cast<std::uint32_t>(sizeof(QueryBuffer<Config>) >> 4);
   }
   __device__ __forceinline__ std::uint32_t queries() const { return rows_of(storage.queries[0].query); }
@@ -44,13 +44,13 @@ struct QueryConsumer {
     return slot * static_cast<std::uint32_t>(sizeof(KeyStage<Config>) >> 4);
   }
   __device__ __forceinline__ std::uint32_t keys(std::uint32_t slot) const {
-    return ptx::descriptor_low(storage.stage[0].key, TileRows<Config>::kLayout) + stage_words(slot);
+    return ptx::descriptor_low(storage.stage[0].key, RowsOperand<Config>::kLayout) + stage_words(slot);
   }
   __device__ __forceinline__ std::uint32_t values(std::uint32_t slot) const {
-    return ptx::descriptor_low(storage.stage[0].value, TileRows<Config>::kLayout) + stage_words(slot);
+    return ptx::descriptor_low(storage.stage[0].value, RowsOperand<Config>::kLayout) + stage_words(slot);
   }
   __device__ __forceinline__ std::uint32_t keys_transposed(std::uint32_t slot) const {
-    return ptx::descriptor_low(storage.stage[0].key_transposed, TileTransposed<Config>::kLayout) + stage_words(slot);
+    return ptx::descriptor_low(storage.stage[0].key_transposed, TransposedOperand<Config>::kLayout) + stage_words(slot);
   }
   __device__ __forceinline__ std::uint32_t records(std::uint32_t slot) const {
     return ptx::shared_address(storage.stage[0].records) + slot * static_cast<std::uint32_t>(sizeof(KeyStage<Config>));

@@ -5,10 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../../ptx/convert.cuh"
-#include "../../ptx/matrix.cuh"
 #include "../../ptx/wgmma_split.cuh"
-#include "../backward/power.cuh"
+#include "../backward/step_parts.cuh"
 #include "query_config.hpp"
 
 namespace flamia::sm90::split {
@@ -37,19 +35,10 @@ FLAMIA_LAYOUT_FN int first_of_payload(int u, int half) { return 8 * u + 2 * half
 
 // ---- products ------------------------------------------------------------------------------------------------------------------
 
-template <class Config>
-struct TileRows {
-  static constexpr ptx::OperandLayout kLayout{128, 8 * Config::kHeadDim};
-};
-template <class Config>
-struct TileTransposed {
-  static constexpr ptx::OperandLayout kLayout{16 * Config::kHeadDim, 128};
-};
-
 /// Scores or dP: 64 queries (rows of Q or dO') times 128 keys (rows of K or V); asynchronous.
 template <class Config>
 __device__ __forceinline__ void issue_tile(float (&x)[kTileScores], std::uint32_t queries, std::uint32_t keys) {
-  constexpr auto layout = TileRows<Config>::kLayout;
+  constexpr auto layout = RowsOperand<Config>::kLayout;
   constexpr std::uint32_t step = 2 * 128 >> 4;  // two core matrices along d
   ptx::begin_products();
 #pragma unroll
@@ -67,7 +56,7 @@ __device__ __forceinline__ void issue_tile(float (&x)[kTileScores], std::uint32_
 template <class Config>
 __device__ __forceinline__ void issue_query_gradient(float (&part)[Config::kSums], const std::uint32_t (&codes)[kPayloadWords],
                                                      std::uint32_t keys) {
-  constexpr auto layout = TileTransposed<Config>::kLayout;
+  constexpr auto layout = TransposedOperand<Config>::kLayout;
   constexpr std::uint32_t step = 32 * Config::kHeadDim >> 4;  // 32 keys
   ptx::begin_products();
 #pragma unroll
@@ -220,12 +209,7 @@ __device__ __forceinline__ int payload_exponents(const float (&y)[kTileScores], 
           __vimax3_u32(greatest[half], __float_as_uint(fabsf(y[i + 4]) * weight), __float_as_uint(fabsf(y[i + 5]) * weight));
     }
   }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    greatest[half] = max(greatest[half], __shfl_xor_sync(kFullWarp, greatest[half], 1));
-    greatest[half] = max(greatest[half], __shfl_xor_sync(kFullWarp, greatest[half], 2));
-  }
-  return pack_halves(payload_exponent(greatest[0]), payload_exponent(greatest[1]));
+  return pack_halves(payload_exponent(greatest_of_quad(greatest[0])), payload_exponent(greatest_of_quad(greatest[1])));
 }
 
 /// The payload. Elements of an all but vanished query may meet a factor beyond FP32's range, or NaN of a flagged token-block: it stays finite, so
