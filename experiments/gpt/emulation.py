@@ -65,6 +65,37 @@ def settings_of(text: str, scale: float, head_dim: int, mistakes: dict[str, str]
 
 
 @dataclass
+class Rounding:
+    """What rounding does to dS on its way into the products dQ and dK, summed over the tiles of backward passes."""
+    pairs: Tensor  # elements of dS that are not 0
+    mass: Tensor  # sum of |dS|
+    square: Tensor  # sum of dS^2
+    zeros: dict[str, Tensor]  # elements that became 0
+    lost: dict[str, Tensor]  # sum of their |dS|
+    error: dict[str, Tensor]  # sum of (rounded dS - dS)^2
+
+    @classmethod
+    def none(cls, device: torch.device) -> Rounding:
+        zero = torch.zeros((), dtype=torch.float64, device=device)
+        return cls(zero, zero, zero, *({"dq": zero, "dk": zero} for _ in range(3)))
+
+    def add(self, ds: Tensor, payload: dict[str, Tensor]) -> None:
+        """ds: as it is; payload: as the two products get it, both with all exponents."""
+        ds = ds.double()
+        self.pairs, self.mass, self.square = self.pairs + (ds != 0).sum(), self.mass + ds.abs().sum(), self.square + ds.square().sum()
+        for name, x in payload.items():
+            self.zeros[name] = self.zeros[name] + ((x == 0) & (ds != 0)).sum()
+            self.lost[name] = self.lost[name] + torch.where(x == 0, ds, 0).abs().sum()
+            self.error[name] = self.error[name] + (x.double() - ds).square().sum()
+
+    def shares(self) -> dict[str, float]:
+        found = {f"ds_zeros_{name}": x / self.pairs for name, x in self.zeros.items()}
+        found |= {f"ds_lost_{name}": x / self.mass for name, x in self.lost.items()}
+        found |= {f"ds_error_{name}": (x / self.square).sqrt() for name, x in self.error.items()}
+        return {name: float(x.nan_to_num(0)) for name, x in found.items()}
+
+
+@dataclass
 class Saved:
     q: Operand
     k: Operand
@@ -182,7 +213,7 @@ def _payload(form: dict[str, Any], one: bool, ds: Tensor, g: Operand, partner: T
     return scaled(values, e), nothing
 
 
-def backward(d_out: Tensor, saved: Saved, tiles: Tiles, s: Settings) -> tuple[Tensor, Tensor, Tensor]:
+def backward(d_out: Tensor, saved: Saved, tiles: Tiles, s: Settings, seen_by: Rounding | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """(d_q, d_k, d_v) in the layout of Tiles.gather, float32."""
     recipe, b = s.recipe, s.code_exponent
     classical = recipe["d_out"]["first"]["element"] == recipe["d_out"]["second"]["element"] == "bf16"
@@ -227,15 +258,19 @@ def backward(d_out: Tensor, saved: Saved, tiles: Tiles, s: Settings) -> tuple[Te
         d_v[back] += scaled(codes.transpose(-1, -2) @ g2.values[at], reference[..., None])
 
         # dK: an outer exponent holds for the queries of one block
-        partner = saved.q2.exponent[at][..., None]
-        payload, outer = _payload(ds_second, one, ds, g.exponent[at], partner, False, step == 0)
+        query = saved.q2.exponent[at][..., None]
+        payload, outer = _payload(ds_second, one, ds, g.exponent[at], query, False, step == 0)
+        rounded_ds = {"dk": scaled(payload, outer - query)} if seen_by is not None else {}
         rows = ds_second["group"]["rows"] if outer.dim() else TILE
         for row in range(0, TILE, rows or TILE):
             part = payload[..., row:row + rows, :].transpose(-1, -2) @ saved.q2.values[at][..., row:row + rows, :]
             d_k[back] += scaled(part, outer[..., row, :][..., None]) if outer.dim() else part
 
         # dQ
-        payload, outer = _payload(ds_first, one, ds, g.exponent[at], saved.k2.exponent[back][:, :, None, :], True, step == 0)
+        key = saved.k2.exponent[back][:, :, None, :]
+        payload, outer = _payload(ds_first, one, ds, g.exponent[at], key, True, step == 0)
+        if seen_by is not None:
+            seen_by.add(scaled(ds, g.exponent[at][..., None]), rounded_ds | {"dq": scaled(payload, outer - key)})
         part = payload @ saved.k2.values[back]
         e = outer[..., 0] if outer.dim() else torch.zeros_like(g.exponent[at])
         if pre_scale is not None:
@@ -263,9 +298,8 @@ class _Emulated(torch.autograd.Function):
         return (*(ctx.tiles.scatter(x).to(ctx.dtype) for x in gradients), None, None)
 
 
-@register("emulated")
-def emulated(argument: str, row: int) -> Attention:
-    """Any recipe of E4M3 operands with power-of-two scales, NVFP4 along the channels or BF16, on the device of its input."""
+def parse(argument: str) -> tuple[str, dict[str, str]]:
+    """"mxfp8+ds=constant" -> ("mxfp8", {"ds": "constant"}); an error for what is not emulated."""
     recipe, *options = argument.split("+")
     if not recipe:
         raise ValueError("attention 'emulated' needs a recipe, for example --attention emulated:fp8-tensor")
@@ -274,8 +308,26 @@ def emulated(argument: str, row: int) -> Attention:
         if value not in MISTAKES.get(name, ()):
             raise ValueError(f"attention 'emulated' has no option {name}={value}; it has "
                              + ", ".join(f"{n}={v}" for n, values in MISTAKES.items() for v in values))
-    settings_of(recipe, 1.0, 128, mistakes)  # a recipe that is not emulated fails now
-    last: list[Any] = [None, -1, None]       # the layers of a step share their documents: cu_seqlens, its version, its tiles
+    settings_of(recipe, 1.0, 128, mistakes)
+    return recipe, mistakes
+
+
+@torch.no_grad()
+def ds_shares(argument: str, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, d_out: Tensor, scale: float) -> dict[str, float]:
+    """ds_zeros, ds_lost (as flamia.stats counts them) and ds_error, the relative L2 error of the rounded dS, each for dq and dk."""
+    recipe, mistakes = parse(argument)
+    tiles, s = Tiles(cu_seqlens, q.shape[0]), settings_of(recipe, scale, q.shape[-1], mistakes)
+    saved, _ = forward(*(tiles.gather(x) for x in (q, k, v)), tiles, s)
+    seen = Rounding.none(q.device)
+    backward(tiles.gather(d_out), saved, tiles, s, seen)
+    return seen.shares()
+
+
+@register("emulated")
+def emulated(argument: str, row: int) -> Attention:
+    """Any recipe of E4M3 operands with power-of-two scales, NVFP4 along the channels or BF16, on the device of its input."""
+    recipe, mistakes = parse(argument)  # a recipe that is not emulated fails now
+    last: list[Any] = [None, -1, None]  # the layers of a step share their documents: cu_seqlens, its version, its tiles
 
     @torch.compiler.disable
     def attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:

@@ -69,6 +69,20 @@ def test_codes_of_the_cpu_backend(recipe: str) -> None:
     assert torch.equal(attentions.make(f"emulated:{recipe}", 1)(q, q, v, cu, 1.0), flamia.attention(q, q, v, cu, scale=1.0, recipe=recipe))
 
 
+@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8-floor"])
+def test_what_rounding_does_to_ds(recipe: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    q, k, v, d_out = ((torch.randn(TOKENS, 1, 128, generator=generator) * size).bfloat16() for size in (2, 2, 1, 1e-5))
+    cu = torch.tensor(CU, dtype=torch.int32)
+    got, wanted = emulation.ds_shares(recipe, q, k, v, cu, d_out, 128 ** -0.5), flamia.stats(q, k, v, cu, d_out, recipe=recipe)
+    for use, name in enumerate(("dq", "dk")):
+        assert got[f"ds_zeros_{name}"] == pytest.approx(wanted.ds_zeros[use], rel=1e-3) and wanted.ds_zeros[use] > 0.01
+        assert got[f"ds_lost_{name}"] == pytest.approx(wanted.ds_lost[use], rel=1e-3)
+        assert 0.01 < got[f"ds_error_{name}"] < 0.05
+    constant = emulation.ds_shares("mxfp8+ds=constant", q, k, v, cu, d_out, 128 ** -0.5)
+    assert constant["ds_lost_dq"] > 0.1 and constant["ds_error_dk"] > 0.1
+
+
 def test_what_it_does_not_emulate_is_refused() -> None:
     for name, match in (("nvfp4-full", "codes of P"), ("mxfp8 ref=tilesum", "tilesum"), ("sage3", "backward")):
         with pytest.raises(NotImplementedError, match=match):

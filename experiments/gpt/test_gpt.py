@@ -23,7 +23,7 @@ import train  # noqa: E402
 from data import Packed, gather, read_documents  # noqa: E402
 from model import GPT, Config, loss  # noqa: E402
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+needs_gpu = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"))
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
 
 
