@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from attention import Attention, register
-from emulation_numbers import LEAST, TILE, Operand, Tiles, exp2, exponent, fma, pow2, quantise, rotate, rotate_back, rounded, scaled
+from emulation_numbers import LEAST, TILE, Operand, Reference, Tiles, exp2, exponent, fma, pow2, quantise, rotate, rotate_back, rounded, scaled
 
 MISTAKES = {"backward_exp2": ("mitchell", "schraudolph"), "backward_reference": ("integer",), "ds": ("constant",)}
 
@@ -49,8 +49,8 @@ def settings_of(text: str, scale: float, head_dim: int, mistakes: dict[str, str]
     import flamia
     recipe = json.loads(flamia.Recipe(text).to_json())
     softmax, accumulation, safety = recipe["softmax"], recipe["accumulation"], recipe["safety"]
-    for wrong, what in ((not recipe["trains"], "no backward pass"), (softmax["reference"] != "phase32", "ref=tilesum"),
-                        (softmax["sum"] != "codes", "l summed before rounding"), (any(recipe["smoothing"].values()), "smoothing"),
+    for wrong, what in ((not recipe["trains"], "no backward pass"), (softmax["sum"] != "codes", "l summed before rounding"),
+                        (any(recipe["smoothing"].values()), "smoothing"),
                         (any(safety.values()), "safety folds"), (recipe["d_out_times_v_bf16"], "dO * Vt in BF16"),
                         (accumulation["model"] != "native", "the hopper13 accumulator"),
                         (accumulation["dq_prescale"] != "causal_row", "one dQ pre-scale per sequence"),
@@ -61,7 +61,8 @@ def settings_of(text: str, scale: float, head_dim: int, mistakes: dict[str, str]
         group = {"kind": "constant", "rows": 0, "columns": 0}
         recipe["d_s"] = {use: recipe["d_s"][use] | {"group": group} for use in ("first", "second")}
     constant = recipe["p"]["first"]["group"]["kind"] in ("constant", "tensor")
-    return Settings(recipe, scale, recipe["rotate"] and head_dim in (64, 128), 8 if constant else 0, mistakes)
+    code_exponent = (7 if softmax["reference"] == "tilesum" else 8) if constant else 0
+    return Settings(recipe, scale, recipe["rotate"] and head_dim in (64, 128), code_exponent, mistakes)
 
 
 @dataclass
@@ -134,24 +135,18 @@ def forward(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, s: Settings) -> Saved
              for name, x in (("q", turn(q)), ("k", turn(k)), ("v", v))}
     q1, k1, v1 = (forms[name]["first"] for name in "qkv")
     p_form = recipe["p"]["first"]
-    m, l, total = torch.zeros_like(q[..., 0]), torch.zeros_like(q[..., 0]), torch.zeros_like(q)  # noqa: E741
+    rows, l, total = Reference(q[..., 0], tiles, recipe["softmax"]["reference"] == "tilesum", s.kind), torch.zeros_like(q[..., 0]), torch.zeros_like(q)  # noqa: E741
     for step, at in enumerate(tiles.steps):
         y, rho = _scores(q1, k1, at, step, s)
         seen = _diagonal(y.device) if step == 0 else torch.ones((), dtype=torch.bool, device=y.device)
-        x = torch.where(seen, y * rho, -math.inf).amax(-1)
-        old = m[at]
-        if step == 0:
-            new, correction = torch.where(x.abs() >= 65536, x, torch.ceil(x * 32) / 32) + 0.0, torch.zeros_like(x)
-        else:
-            new = torch.where(x > old, old + torch.ceil(x - old), old)
-            new = torch.where(x.abs() >= 65536, torch.maximum(x, old), new) + 0.0
-            correction = exp2(old - new, "hardware")
+        correction = rows.move(at, step, y, rho, seen)
+        new = rows.m[at]
         key_exponent = v1.exponent[at - step]
         if p_form["group"]["kind"] == "blocks":
             p = torch.where(seen, exp2(fma(y, rho, -new[..., None]), s.kind), 0)
             e = _block_exponents(p_form, p)
             codes = scaled(rounded(p * pow2(-e), p_form["element"]), e)
-            row_sum, values, reference = codes.sum(-1), v1.values[at - step] * pow2(key_exponent)[..., None], torch.zeros_like(old).int()
+            row_sum, values, reference = codes.sum(-1), v1.values[at - step] * pow2(key_exponent)[..., None], torch.zeros_like(new).int()
         else:
             unfolded = rounded(exp2(fma(y, rho, b - new[..., None]), s.kind), p_form["element"])
             row_sum = torch.where(seen, unfolded, 0).sum(-1) * 2.0 ** -b
@@ -159,11 +154,11 @@ def forward(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, s: Settings) -> Saved
             fold = (key_exponent[:, :, None, :] - greatest[..., None] + b).float()
             codes = torch.where(seen, rounded(exp2(fma(y, rho, fold - new[..., None]), s.kind), p_form["element"]), 0)
             values, reference = v1.values[at - step], greatest
-        m[at] = new
+            rows.free(at, step, row_sum * 2.0 ** b)
         l[at] = l[at] * correction + row_sum
         total[at] = fma(total[at], correction[..., None], scaled(codes @ values, reference[..., None]))
     out = total * 2.0 ** -b / l[..., None]
-    return Saved(q1, k1, v1, *(forms[name]["second"] for name in "qkv"), m, l, rounded(out, "bf16")), out
+    return Saved(q1, k1, v1, *(forms[name]["second"] for name in "qkv"), rows.m, l, rounded(out, "bf16")), out
 
 
 def _pre_scale(g: Operand, saved: Saved, tiles: Tiles) -> Tensor:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 TILE = 128  # queries and keys of a tile, counted from the document's start
 SIGNS = 0x243F6A8885A308D313198A2E03707344  # the fraction of pi: bit c from the top negates channel c
 NORM = {64: 0x3E000000, 128: 0x3DB504F3}    # FP32 1 / sqrt(d)
+GRID = 65536                                # scores from here on have no 1/32 left in float32
 LEAST = -127                                # exponent of a group of zeros
 
 
@@ -108,6 +110,7 @@ class Tiles:
         # [tiles, 128]: is the lane a token, and which one of the packed row; `tokens` beyond the document's end
         self.inside = lane < torch.tensor(left, device=device)[:, None]
         self.index = torch.where(self.inside, torch.tensor(first, device=device)[:, None] + lane, tokens)
+        self.depth = torch.tensor(depth, dtype=torch.int32, device=device)
         self.document = torch.tensor(document, dtype=torch.int32, device=device)
         # steps[s]: tiles that have a tile s places before them in their document
         self.steps = [torch.tensor([i for i, d in enumerate(depth) if d >= s], device=device) for s in range(max(depth, default=-1) + 1)]
@@ -130,6 +133,53 @@ class Tiles:
         flat = (e + offset).permute(1, 3, 0, 2).flatten(2)
         return flat.cummax(-1).values.view(heads, groups, tiles, blocks).permute(2, 0, 3, 1) - offset
 
+
+# ---- row reference ----
+
+def _phase32(m: Tensor | None, x: Tensor) -> Tensor:
+    """The reference after a tile whose greatest score is x; m None: the row's first tile."""
+    if m is None:
+        return torch.where(x.abs() >= GRID, x, torch.ceil(x * 32) / 32) + 0.0
+    return torch.where(x.abs() >= GRID, torch.maximum(x, m), torch.where(x > m, m + torch.ceil(x - m), m)) + 0.0
+
+
+class Reference:
+    """Every row's reference m and how it moves: numerics.md §8 (phase32), §9 (tilesum)."""
+
+    def __init__(self, like: Tensor, tiles: Tiles, tilesum: bool, kind: str) -> None:
+        self.m, self.tiles, self.tilesum, self.kind = torch.zeros_like(like), tiles, tilesum, kind
+        if self.tilesum:
+            self.careful, self.rise = torch.ones_like(like, dtype=torch.bool), torch.zeros_like(like)
+
+    def move(self, at: Tensor, step: int, y: Tensor, rho: Tensor, seen: Tensor) -> Tensor:
+        """To the tile's scores; returns the factor of l and O."""
+        x, old = torch.where(seen, y * rho, -math.inf).amax(-1), self.m[at]
+        if not self.tilesum or step == 0:
+            new = _phase32(old if step else None, x)
+        else:
+            careful, new = self.careful[at], old + self.rise[at]
+            new = torch.where(careful, _phase32(new, x), new)
+            codes = rounded(exp2(fma(y, rho, 7 - new[..., None]), self.kind), "e4m3")
+            careful = careful | (codes.sum(-1) >= 440)
+            self.careful[at] = careful
+            new = torch.where(careful, _phase32(new, x), new)  # for a row that was careful before it changes nothing
+        self.m[at] = new
+        return exp2(old - new, "hardware") if step else torch.zeros_like(new)
+
+    def free(self, at: Tensor, step: int, total: Tensor) -> None:
+        """After the tile: total is the sum of its codes. Flat rows that have more tiles to visit are free from here on."""
+        if not self.tilesum:
+            return
+        whole = torch.ones_like(total, dtype=torch.bool) if step else torch.arange(TILE, device=total.device) == TILE - 1
+        more = (self.tiles.depth[at] > step)[:, None, None]
+        flat = self.careful[at] & whole & more & (total > 320) & (self.m[at].abs() < GRID)
+        mantissa, e = torch.frexp(total)
+        log = e - (mantissa == 0.5).int()  # ceil(log2 total)
+        self.rise[at] = torch.where(flat, (log - 7).clamp_min(6).float(), 0.0)
+        self.careful[at] &= ~flat
+
+
+# ---- operands ----
 
 @dataclass
 class Operand:
