@@ -10,17 +10,20 @@ positions. Written for TorchTitan 0.3. Tensor and context parallelism of the att
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from torchtitan.distributed.activation_checkpoint import SelectiveAC
 from torchtitan.models.common.attention import VarlenAttention, VarlenMetadata
 from torchtitan.models.llama3 import model_registry
 from torchtitan.models.llama3.config_registry import llama3_8b
 from torchtitan.protocols.module import Module
 from torchtitan.trainer import Trainer
 
+from ._ops import SAVEABLE_OPS
 from .functional import attention
 from .recipe import Recipe
 
@@ -55,9 +58,21 @@ class FlamiaAttention(VarlenAttention):
         return out.view(*q_BLNH.shape[:2], *out.shape[1:]).to(q_BLNH.dtype)
 
 
+class FlamiaSelectiveAC(SelectiveAC):
+    """TorchTitan's selective checkpointing, which keeps the output of its own attention and so must keep flamia's too."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(SelectiveAC.Config):
+        pass
+
+    def get_save_ops(self) -> set[Any]:
+        return super().get_save_ops() | set(SAVEABLE_OPS)
+
+
 def use(config: Any, recipe: str) -> Any:
     """`config` (a Trainer.Config or a model's) with flamia's attention in every layer; changed in place and returned.
 
+    Selective activation checkpointing of a Trainer.Config then keeps the attention's output as it would keep its own attention's.
     Raises ValueError if it holds an attention that is neither varlen nor FlexAttention.
     """
     Recipe(recipe)
@@ -69,6 +84,9 @@ def use(config: Any, recipe: str) -> Any:
                              "attn_backend=\"varlen\"")
         window = getattr(old, "window_size", (-1, 0))
         layer.attention.inner_attention = FlamiaAttention.Config(window_size=window, recipe=recipe)
+    if isinstance(config, Trainer.Config) and type(config.activation_checkpoint) is SelectiveAC.Config:
+        kept = {f.name: getattr(config.activation_checkpoint, f.name) for f in dataclasses.fields(config.activation_checkpoint)}
+        config.activation_checkpoint = FlamiaSelectiveAC.Config(**kept)
     return config
 
 

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flamia inside TorchTitan's models, at reduced size on a CPU; its trainer needs a GPU and is not run here."""
+"""flamia inside TorchTitan's models and its trainer, at reduced size on a CPU."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +17,10 @@ import flamia  # noqa: E402
 import flamia.torchtitan as plugin  # noqa: E402
 from torchtitan.config.manager import ConfigManager  # noqa: E402
 from torchtitan.models.llama3 import model_registry  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "experiments/torchtitan"))
+import summary  # noqa: E402
 
 
 def build(recipe: str, layers: int = 2) -> torch.nn.Module:
@@ -88,3 +96,22 @@ def test_errors() -> None:
     masks = build("mxfp8", 1).get_attention_masks(torch.arange(8)[None])
     with pytest.raises(NotImplementedError, match="log-sum-exp"):
         inner(x, x, x, attention_masks=masks, out_transform=lambda out, lse: out)
+
+
+def test_the_trainer_itself(tmp_path: Path) -> None:
+    """TorchTitan's trainer, data loader, sharding and selective checkpointing; only the sizes and the device are others."""
+    command = [sys.executable, ROOT / "experiments/torchtitan/on_cpu.py", tmp_path, "--module", "flamia.torchtitan", "--config",
+               "llama3_1b_mxfp8_exact", "--training.steps", "8"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    log = summary.steps(done.stderr + done.stdout)
+    assert [step.step for step in log] == list(range(1, 9)) and log[-1].loss < log[0].loss - 0.5
+    assert all(0.1 < step.grad_norm < 100 for step in log)
+    # 8 steps of 2 batches and 2 layers; attention whose output is not kept would run again in every backward pass
+    assert "32 forward passes of attention, 32 with a backward pass" in done.stdout
+
+
+def test_checkpointing_keeps_the_attention() -> None:
+    config = plugin.llama3_1b_mxfp8()
+    assert flamia.SAVEABLE_OPS[0] in config.activation_checkpoint.build().get_save_ops()
+    assert flamia.SAVEABLE_OPS[0] not in plugin.llama3_1b_bf16().activation_checkpoint.build().get_save_ops()
