@@ -86,7 +86,9 @@ find_torch() {
   {
     python3 -c 'import ensurepip' || (require_packages python3-venv)
     rm -rf "$own" && python3 -m venv "$own" && mkdir "$own/tmp" &&
-      TMPDIR=$own/tmp "$own/bin/python" -m pip install --no-cache-dir --retries 2 'torch>=2.11' numpy pytest safetensors 'transformers>=5,<6'
+      TMPDIR=$own/tmp "$own/bin/python" -m pip install --no-cache-dir --retries 2 'torch>=2.11' numpy pytest safetensors 'transformers>=5,<6' &&
+      # needs the newest PyTorch; without it its tests are skipped, and say so
+      { TMPDIR=$own/tmp "$own/bin/python" -m pip install --no-cache-dir --retries 2 'torchtitan>=0.3,<0.4' || true; }
   } >"$BUILD/python.log" 2>&1 || return 1
   PYTHON=$own/bin/python
   "$PYTHON" -c "$has" >>"$BUILD/python.log" 2>&1

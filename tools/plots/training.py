@@ -77,11 +77,12 @@ def line(name: str, runs: list[Run], baseline: float | None) -> str:
     gap = "–" if baseline is None else f"{statistics.fmean(exact) - baseline:+.4f}"
     late = all_of(lambda r: statistics.fmean(float(row["grad_norm"]) for row in r.train[-len(r.train) // 6:]))
     peak = all_of(lambda r: max(float(row["grad_norm_max"]) for row in r.train[len(r.train) // 6:]))
-    lost, cosine = all_of(lambda r: last_health(r, "ds_lost_dq")), all_of(lambda r: last_health(r, "cos_dq"))
+    zeros, lost, error = (all_of(lambda r, column=column: last_health(r, column)) for column in ("ds_zeros_dq", "ds_lost_dq", "ds_error_dq"))
+    cosine = all_of(lambda r: last_health(r, "cos_dq"))
     memory = all_of(lambda r: r.facts.get("peak_gpu_bytes"))
     return (f"| {name} | {len(runs)} | {spread(all_of(lambda r: float(r.evaluations[-1]['val_loss_own'])), 4)} | {spread(exact, 4)} | {gap} | "
             f"{statistics.fmean(late):.3f} | {max(peak):.2f} | {f'{statistics.fmean(cosine):.4f}' if cosine else '–'} | "
-            f"{f'{max(lost):.0e}' if lost else '–'} | {statistics.median(all_of(lambda r: r.facts['tokens_per_s'])) / 1000:.0f} k | "
+            f"{f'{max(zeros):.0%}' if zeros else '–'} | {f'{max(lost):.0e}' if lost else '–'} | {f'{max(error):.3f}' if error else '–'} | {statistics.median(all_of(lambda r: r.facts['tokens_per_s'])) / 1000:.0f} k | "
             f"{f'{max(memory) / 1e9:.1f}' if memory else '–'} |")
 
 
@@ -93,7 +94,7 @@ def tables(runs: list[Run]) -> str:
         first, facts = mine[0].facts, dict(zip(SAME, group, strict=True))
         base = [float(run.evaluations[-1]["val_loss_exact"]) for run in mine if run.name == "bf16"]
         head = ["run", "seeds", "held-out loss, own attention", "by exact attention", "less BF16", "gradient norm, last sixth",
-                "greatest after the first sixth", "cosine of dQ, one step", "lost part of dS", "tokens/s", "GB"]
+                "greatest after the first sixth", "cosine of dQ, one step", "zeros of dS", "lost", "error of dS", "tokens/s", "GB"]
         texts += [f"{facts['steps']} steps of {int(facts['rows']) * int(facts['context']):,} tokens, {facts['layers']} layers, width "
                   f"{facts['width']}, context {facts['context']}, {first['parameters'] / 1e6:.0f} M parameters, {facts['optimizer']}, learning rate {facts['lr']}, "
                   f"{first['gpu']}, PyTorch {first['torch']}:", "", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
