@@ -30,7 +30,7 @@ struct PairHealth {
 };
 
 struct Health {
-  OperandHealth q, k, v;  // q and k as rotated
+  OperandHealth q, k, v;  // q and k as rotated and smoothed
   OperandHealth d_out;    // divided by l; empty without d_out
   PairHealth pairs;       // dS: 0 without d_out
 };

@@ -33,7 +33,7 @@ enum class ScaleRule : std::uint8_t {
   floor,            // OCP MX reference: saturates
   amax,             // amax / largest value of the element type (NVFP4: E4M3 of amax / 6; INT8: amax / 127)
   amax_or_smaller,  // NVFP4: amax / 6 or amax / 4, whichever has the smaller squared error
-  two_level,        // P of SageAttention3: row maximum / (448 * 6) first, then NVFP4
+  two_level,        // a maximum / (448 * 6) in FP32, then NVFP4: of a tile's line (SageAttention3's P; dS), of 128 tokens (dO)
 };
 
 /// One quantised form of an operand.

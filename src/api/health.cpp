@@ -10,6 +10,7 @@
 #include "kernels/cpu/backward.hpp"
 #include "kernels/cpu/memory.hpp"
 #include "kernels/cpu/settings.hpp"
+#include "quantize/means.hpp"
 #include "quantize/measure.hpp"
 
 namespace flamia {
@@ -56,12 +57,20 @@ Status measure(const Plan& plan, const ForwardTensors& given, const TensorView* 
   if (Status s = cpu::forward(p, recipe, documents, forward, saved.get(), workspace.get(), threads, &probe); !s.ok()) return s;
   cpu::Settings settings;
   if (Status s = cpu::lower(p, recipe, &settings); !s.ok()) return s;
-  const auto operand = [&](const TensorView& tensor, int heads, bool rotate, const OperandPolicy& policy, OperandHealth* result) {
-    return measure_operand({tensor, heads, p.head_dim, rotate, nullptr}, documents, policy.first, threads, result);
+  const auto operand = [&](const TensorView& tensor, int heads, bool rotate, std::int64_t mean_rows, const OperandPolicy& policy,
+                           OperandHealth* result) {
+    quantize::QuantiseInput input{tensor, heads, p.head_dim, rotate};
+    std::vector<float> smoothed;
+    if (mean_rows > 0) {
+      if (Status s = quantize::less_means(input, documents, mean_rows, threads, &smoothed); !s.ok()) return s;
+      input = {{smoothed.data(), DType::f32, 0, 0}, heads, p.head_dim};
+    }
+    return measure_operand(input, documents, policy.first, threads, result);
   };
-  if (Status s = operand(given.q, p.query_heads, settings.rotate, recipe.q, &made.q); !s.ok()) return s;
-  if (Status s = operand(given.k, p.key_heads, settings.rotate, recipe.k, &made.k); !s.ok()) return s;
-  if (Status s = operand(given.v, p.key_heads, false, recipe.v, &made.v); !s.ok()) return s;
+  const std::int64_t q_rows = settings.smooth_q ? cpu::kQueryMeanRows : 0, k_rows = settings.smooth_k ? cpu::kKeyMeanRows : 0;
+  if (Status s = operand(given.q, p.query_heads, settings.rotate, q_rows, recipe.q, &made.q); !s.ok()) return s;
+  if (Status s = operand(given.k, p.key_heads, settings.rotate, k_rows, recipe.k, &made.k); !s.ok()) return s;
+  if (Status s = operand(given.v, p.key_heads, false, 0, recipe.v, &made.v); !s.ok()) return s;
   if (d_out != nullptr) {
     const auto* l = reinterpret_cast<const float*>(saved.get() + cpu::saved_layout(p, recipe, true).l);
     const quantize::QuantiseInput input{*d_out, p.query_heads, p.head_dim, false, settings.classical ? nullptr : l};

@@ -22,15 +22,17 @@ struct Block {
   std::int64_t first;  // token of the packed row
   std::int64_t rows;
   bool opens_document;
+  std::int64_t position;    // of the first token in its document
+  std::int64_t aux_before;  // blocks of means or first-level scales in the documents before
 };
 
 /// Walks the blocks of all documents in packed order without storing them.
 class BlockWalk {
  public:
-  BlockWalk(std::span<const schedule::DocumentRange> documents, std::int64_t rows, std::int64_t start)
-      : documents_(documents), rows_(rows) {
+  BlockWalk(std::span<const schedule::DocumentRange> documents, std::int64_t rows, std::int64_t start, std::int64_t aux_rows)
+      : documents_(documents), rows_(rows), aux_rows_(aux_rows) {
     block_.index = start;
-    for (; document_ < documents_.size(); ++document_, start -= count_) {
+    for (; document_ < documents_.size(); leave_document(), start -= count_) {
       count_ = (documents_[document_].length + rows_ - 1) / rows_;
       if (start < count_) break;
     }
@@ -43,21 +45,24 @@ class BlockWalk {
     ++inside_;
     while (document_ < documents_.size() && inside_ >= count_) {
       inside_ = 0;
-      if (++document_ < documents_.size()) count_ = (documents_[document_].length + rows_ - 1) / rows_;
+      leave_document();
+      if (document_ < documents_.size()) count_ = (documents_[document_].length + rows_ - 1) / rows_;
     }
     place();
   }
 
  private:
+  void leave_document() { block_.aux_before += (documents_[document_++].length + aux_rows_ - 1) / aux_rows_; }
   void place() {
     if (document_ >= documents_.size()) return;
     const schedule::DocumentRange& range = documents_[document_];
     block_.first = range.start + inside_ * rows_;
     block_.rows = std::min(rows_, range.length - inside_ * rows_);
     block_.opens_document = inside_ == 0;
+    block_.position = inside_ * rows_;
   }
   std::span<const schedule::DocumentRange> documents_;
-  std::int64_t rows_;
+  std::int64_t rows_, aux_rows_;
   std::size_t document_ = 0;
   std::int64_t count_ = 0;   // blocks of the current document
   std::int64_t inside_ = 0;  // block inside it
@@ -99,6 +104,9 @@ class Pass {
         kernels_(kernels),
         groups_(column_groups(form.group, input.dim)),
         width_(form.group.kind != Group::Kind::blocks || form.group.columns == 0 ? input.dim : form.group.columns),
+        two_level_(form.rule == ScaleRule::two_level),
+        aux_rows_(two_level_ ? kFirstLevelRows : input.subtract_rows),
+        first_levels_(two_level_ ? scales + group_scale_bytes(form, documents, input.heads, input.dim) : nullptr),
         by_factor_(form.scale == ScaleType::ue8m0),
         row_bytes_(row_bytes(form.element, input.dim)),
         element_bytes_(static_cast<std::int64_t>(flamia::size_of(input.tensor.dtype))) {
@@ -111,6 +119,7 @@ class Pass {
     const std::int64_t rows = blocks ? rows_of(form_.group) : kChunk;
     const auto both = [this](const Block& b, int head, Workspace& w) { measure(b, head, w), encode(b, head, w, b.rows <= kChunk); };
     const auto only_encode = [this](const Block& b, int head, Workspace& w) { encode(b, head, w, false); };
+    if (two_level_) for_each(kFirstLevelRows, [this](const Block& b, int head, Workspace& w) { measure_first_level(b, head, w); });
     if (form_.element == Element::bf16) {
       for_each(rows, [this](const Block& b, int head, Workspace& w) { encode_plain(b, head, w); });
     } else if (!blocks) {
@@ -139,7 +148,7 @@ class Pass {
       const std::int64_t begin = units * self / share, end = units * (self + 1) / share;
       if (begin < end) {
         Workspace workspace(in_.dim, groups_);
-        BlockWalk walk(documents_.ranges(), rows, begin / in_.heads);
+        BlockWalk walk(documents_.ranges(), rows, begin / in_.heads, aux_rows_);
         int head = static_cast<int>(begin % in_.heads);
         for (std::int64_t unit = begin; unit < end; ++unit) {
           work(walk.block(), head, workspace);
@@ -149,7 +158,9 @@ class Pass {
     }
   }
 
-  const float* load(std::int64_t token, std::int64_t rows, int head, Workspace& w) const {
+  /// Rows `begin` ... of the block.
+  const float* load(const Block& block, std::int64_t begin, std::int64_t rows, int head, Workspace& w) const {
+    const std::int64_t token = block.first + begin;
     const auto* base = static_cast<const char*>(in_.tensor.data);
     for (std::int64_t r = 0; r < rows; ++r) {
       float* out = w.values.data() + r * in_.dim;
@@ -159,8 +170,15 @@ class Pass {
       else
         kernels_.load(base + ((token + r) * token_stride_ + head * head_stride_) * element_bytes_, in_.tensor.dtype, in_.dim,
                       in_.divide_by != nullptr, divisor, in_.rotate, out);
+      if (in_.subtract) subtract_mean(block, begin + r, head, out);
     }
     return w.values.data();
+  }
+
+  void subtract_mean(const Block& block, std::int64_t row, int head, float* x) const {
+    const std::int64_t mean = block.aux_before + (block.position + row) / in_.subtract_rows;
+    const float* values = in_.subtract + (mean * in_.heads + head) * in_.dim;
+    for (int c = 0; c < in_.dim; ++c) x[c] = numerics::add(x[c], -values[c]);
   }
 
   /// Greatest magnitudes of the block's channels and groups of channels; leaves its last chunk in w.values. Returns the greatest of
@@ -169,10 +187,33 @@ class Pass {
     std::fill(w.magnitudes.begin(), w.magnitudes.end(), 0u);
     for (std::int64_t r = 0; r < block.rows; r += kChunk) {
       const std::int64_t rows = std::min(kChunk, block.rows - r);
-      kernels_.magnitudes(load(block.first + r, rows, head, w), rows, in_.dim, w.magnitudes.data());
+      kernels_.magnitudes(load(block, r, rows, head, w), rows, in_.dim, w.magnitudes.data());
     }
     kernels_.group_magnitudes(w.magnitudes.data(), in_.dim, width_, w.group_magnitudes.data());
     return *std::max_element(w.group_magnitudes.begin(), w.group_magnitudes.end());
+  }
+
+  /// The first of two levels; the block is a tile.
+  void measure_first_level(const Block& block, int head, Workspace& w) {
+    std::uint32_t greatest = 0;
+    for (std::int64_t r = 0; r < block.rows; ++r) {
+      std::fill(w.magnitudes.begin(), w.magnitudes.end(), 0u);
+      kernels_.magnitudes(load(block, r, 1, head, w), 1, in_.dim, w.magnitudes.data());
+      const std::uint32_t row = *std::max_element(w.magnitudes.begin(), w.magnitudes.end());
+      if (row < kNonFinite) greatest = std::max(greatest, row);
+    }
+    const float first = greatest == 0 ? 1.f : numerics::float_of(greatest) / numerics::mul(448.f, largest_of(form_.element));
+    write_scale(ScaleType::f32, first_levels_, block.index * in_.heads + head, numerics::bits_of(first));
+  }
+
+  /// The form with the tensor scale that holds for the block.
+  Quantisation form_of(const Block& block, int head) const {
+    Quantisation form = form_;
+    if (two_level_) {
+      const std::int64_t tile = block.aux_before + block.position / kFirstLevelRows;
+      form.tensor_scale = numerics::float_of(read_scale(ScaleType::f32, first_levels_, tile * in_.heads + head));
+    }
+    return form;
   }
 
   /// The block's scales, without its predecessors.
@@ -183,12 +224,13 @@ class Pass {
       return;
     }
     const std::size_t groups = w.group_magnitudes.size();
-    for (std::size_t g = 0; g < groups; ++g) w.stored[0][g] = stored_scale(form_, w.group_magnitudes[g]);
+    const Quantisation form = form_of(block, head);
+    for (std::size_t g = 0; g < groups; ++g) w.stored[0][g] = stored_scale(form, w.group_magnitudes[g]);
     if (form_.rule == ScaleRule::amax_or_smaller) {  // blocks of one row: w.values is that row
       for (std::size_t g = 0; g < groups; ++g)
         w.stored[1][g] = numerics::nvfp4_scale(numerics::float_of(w.group_magnitudes[g]), 4.f, form_.tensor_scale);
       for (int candidate = 0; candidate < 2; ++candidate) {
-        spread(w.stored[candidate].data(), w);
+        spread(form, w.stored[candidate].data(), w);
         kernels_.e2m1_errors(w.values.data(), w.factor.data(), w.keep.data(), in_.dim, width_, w.scratch.data(),
                              w.errors[candidate].data());
       }
@@ -200,9 +242,9 @@ class Pass {
   }
 
   /// w.factor and w.keep of every channel, from the scales of the groups.
-  void spread(const std::uint32_t* stored, Workspace& w) const {
+  void spread(const Quantisation& form, const std::uint32_t* stored, Workspace& w) const {
     for (std::int64_t g = 0; g < groups_; ++g) {
-      const float value = scale_value(form_, stored[g]);
+      const float value = scale_value(form, stored[g]);
       const float factor = by_factor_     ? numerics::pow2(-numerics::decode_ue8m0(static_cast<std::uint8_t>(stored[g])))
                            : value == 0.f ? 1.f
                                           : value;
@@ -237,7 +279,7 @@ class Pass {
                 end = static_cast<int>(std::int64_t{in_.heads} * (self + 1) / share);
       Workspace workspace(in_.dim, groups_);
       std::vector<std::uint32_t> greatest(static_cast<std::size_t>((end - begin) * groups_));
-      BlockWalk walk(documents_.ranges(), rows, 0);
+      BlockWalk walk(documents_.ranges(), rows, 0, aux_rows_);
       for (std::int64_t i = 0; i < blocks; ++i, walk.next()) {
         const Block& block = walk.block();
         if (block.opens_document) std::fill(greatest.begin(), greatest.end(), 0u);
@@ -297,10 +339,10 @@ class Pass {
     }
     for (std::int64_t g = 0; g < groups_; ++g)
       w.stored[0][static_cast<std::size_t>(g)] = read_scale(form_.scale, scales_, scale + g);
-    spread(w.stored[0].data(), w);
+    spread(form_of(block, head), w.stored[0].data(), w);
     for (std::int64_t first = 0; first < block.rows; first += kChunk) {
       const std::int64_t rows = std::min(kChunk, block.rows - first);
-      const float* x = loaded ? w.values.data() : load(block.first + first, rows, head, w);
+      const float* x = loaded ? w.values.data() : load(block, first, rows, head, w);
       for (std::int64_t r = 0; r < rows; ++r, x += in_.dim) {
         std::uint8_t* out = codes_of(block.first + first + r, head);
         if (by_factor_)
@@ -312,7 +354,7 @@ class Pass {
   }
 
   void encode_plain(const Block& block, int head, Workspace& w) {
-    const float* x = load(block.first, block.rows, head, w);
+    const float* x = load(block, 0, block.rows, head, w);
     for (std::int64_t r = 0; r < block.rows; ++r) kernels_.encode_bf16(x + r * in_.dim, in_.dim, codes_of(block.first + r, head));
   }
 
@@ -334,7 +376,10 @@ class Pass {
   const RowKernels& kernels_;
   std::int64_t groups_;  // scales of a block and head
   int width_;            // channels of a scale
-  bool by_factor_;       // powers of two multiply (2^-e: normal for e in -127 ... 126), other scales divide
+  bool two_level_;
+  std::int64_t aux_rows_;       // tokens of the blocks that Block::aux_before counts: of means or of first levels
+  std::uint8_t* first_levels_;  // or null
+  bool by_factor_;              // powers of two multiply (2^-e: normal for e in -127 ... 126), other scales divide
   std::int64_t row_bytes_;
   std::int64_t element_bytes_;
   std::int64_t head_stride_ = 0;

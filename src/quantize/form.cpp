@@ -34,6 +34,11 @@ std::vector<std::int64_t> scale_shape(const Quantisation& form, const schedule::
 }
 
 std::int64_t scale_bytes(const Quantisation& form, const schedule::Documents& documents, int heads, int dim) {
+  const std::int64_t first = form.rule == ScaleRule::two_level ? documents.blocks(kFirstLevelRows) * heads * 4 : 0;
+  return group_scale_bytes(form, documents, heads, dim) + first;
+}
+
+std::int64_t group_scale_bytes(const Quantisation& form, const schedule::Documents& documents, int heads, int dim) {
   std::int64_t count = size_of(form.scale);
   const std::vector<std::int64_t> shape = scale_shape(form, documents, heads, dim);
   if (shape.empty()) return 0;
@@ -57,7 +62,8 @@ std::int64_t scale_bytes_bound(const Quantisation& form, std::int64_t tokens, st
   // sum of ceil(L / r) <= tokens / r + documents, and no block is empty
   const std::int64_t rows = rows_of(form.group);
   const std::int64_t blocks = rows == 1 ? tokens : std::min(tokens, tokens / rows + documents);
-  return blocks * heads * column_groups(form.group, dim) * each;
+  const std::int64_t first = form.rule == ScaleRule::two_level ? (tokens / kFirstLevelRows + documents) * heads * 4 : 0;
+  return blocks * heads * column_groups(form.group, dim) * each + first;
 }
 
 Status check_form(const Quantisation& form, int dim) {
@@ -94,7 +100,11 @@ Status check_form(const Quantisation& form, int dim) {
             "form: rule amax_or_smaller cannot be sticky: its scale does not grow with the maximum; use rule amax");
       break;
     case ScaleRule::two_level:
-      return Status::invalid("form: rule two_level is for P only");
+      if (form.element != Element::e2m1 || form.scale != ScaleType::e4m3 || kind != Group::Kind::blocks || form.group.rows == 0 ||
+          kFirstLevelRows % form.group.rows != 0 || form.sticky)
+        return Status::invalid(
+            "form: rule two_level is for E2M1 elements with scale e4m3 in blocks whose rows divide 128 tokens, and not sticky");
+      break;
     case ScaleRule::none:
       return Status::invalid("form: a scaled element needs a rule: ceil, floor, amax or amax_or_smaller");
   }

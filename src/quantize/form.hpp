@@ -9,6 +9,7 @@
 //   blocks 1 x all             [tokens, heads]                           tokens after the last document have scale 0
 //   blocks 1 x n               [tokens, heads, ceil(dim / n)]
 //   blocks r x n               [sum of ceil(L / r), heads, ceil(dim / n)]
+// Rule two_level: behind them one FP32 number per tile of 128 tokens and head, [sum of ceil(L / 128), heads], little endian, not aligned.
 // r = 0 stands for all tokens of the document. The last block of a document and the last group of a row may be short.
 #pragma once
 #include <cstdint>
@@ -42,6 +43,9 @@ constexpr std::int64_t row_bytes(Element element, int dim) {
   return element == Element::bf16 ? 2 * std::int64_t{dim} : element == Element::e2m1 ? dim / 2 : dim;
 }
 
+/// Tokens that share the first level of two-level scales.
+inline constexpr std::int64_t kFirstLevelRows = 128;
+
 /// Rows of the scale tensor: blocks of all documents, `tokens` for one-token blocks, 1 for the other groups.
 std::int64_t scale_rows(const Quantisation& form, const schedule::Documents& documents);
 
@@ -49,6 +53,8 @@ std::int64_t scale_rows(const Quantisation& form, const schedule::Documents& doc
 std::int64_t codes_bytes(const Quantisation& form, std::int64_t tokens, int heads, int dim);
 /// Shape of the scales (table above); empty for BF16.
 std::vector<std::int64_t> scale_shape(const Quantisation& form, const schedule::Documents& documents, int heads, int dim);
+/// Bytes of the scales without their first level.
+std::int64_t group_scale_bytes(const Quantisation& form, const schedule::Documents& documents, int heads, int dim);
 /// Bytes of the scales.
 std::int64_t scale_bytes(const Quantisation& form, const schedule::Documents& documents, int heads, int dim);
 /// Bytes that suffice for any lengths of at most `documents` documents in `tokens` tokens.

@@ -61,12 +61,12 @@ OperandHealth measure(const QuantiseInput& input, const schedule::Documents& doc
   const std::int64_t groups = column_groups(tensor.form.group, tensor.dim);
   const int width = groups == 1 ? tensor.dim : tensor.form.group.columns;
   std::vector<float> x(static_cast<std::size_t>(tensor.dim));
-  for_each_row(tensor, documents, [&](std::int64_t token, int head, std::int64_t slot) {
+  for_each_row(tensor, documents, [&](std::int64_t token, int head, std::int64_t slot, const Quantisation& form) {
     if (!load_row(input, tensor.tokens, token, head, x.data())) std::fill(x.begin(), x.end(), 0.f);
     const float* value = values.data() + (token * tensor.heads + head) * tensor.dim;
     for (int g = 0; g < groups; ++g) {
       const std::uint32_t stored = tensor.scales.empty() ? 0 : read_scale(tensor.form.scale, tensor.scales.data(), slot + g);
-      count(tensor, x.data(), value, scale_value(tensor.form, stored), g * width, std::min((g + 1) * width, tensor.dim), &health);
+      count(tensor, x.data(), value, scale_value(form, stored), g * width, std::min((g + 1) * width, tensor.dim), &health);
       const int e = numerics::decode_ue8m0(static_cast<std::uint8_t>(stored));
       if (tensor.form.scale != ScaleType::ue8m0 || stored == numerics::kFlagged || e == numerics::kLeastExponent) continue;
       health.least_exponent = any ? std::min(health.least_exponent, e) : e;

@@ -21,6 +21,14 @@ Status quantise(const QuantiseInput& input, const schedule::Documents& documents
   made.scales.resize(static_cast<std::size_t>(scale_bytes(form, documents, made.heads, made.dim)));
   made.scale_shape = scale_shape(form, documents, made.heads, made.dim);
   if (Status status = quantise_into(input, documents, form, threads, made.codes, made.scales); !status.ok()) return status;
+  if (form.rule == ScaleRule::two_level) {
+    const auto tail = static_cast<std::size_t>(group_scale_bytes(form, documents, made.heads, made.dim));
+    made.first_levels.resize((made.scales.size() - tail) / sizeof(float));
+    for (std::size_t i = 0; i < made.first_levels.size(); ++i)
+      made.first_levels[i] =
+          numerics::float_of(read_scale(ScaleType::f32, made.scales.data() + tail, static_cast<std::int64_t>(i)));
+    made.scales.resize(tail);
+  }
   *out = std::move(made);
   return {};
 }
@@ -50,13 +58,12 @@ std::vector<float> dequantise(const QuantisedTensor& tensor, const schedule::Doc
   const bool blocks = tensor.form.group.kind == Group::Kind::blocks;
   const std::int64_t width = tensor.form.group.columns == 0 ? tensor.dim : tensor.form.group.columns;
   std::vector<float> values(static_cast<std::size_t>(tensor.tokens * tensor.heads * tensor.dim), 0.f);
-  for_each_row(tensor, documents, [&](std::int64_t token, int head, std::int64_t slot) {
+  for_each_row(tensor, documents, [&](std::int64_t token, int head, std::int64_t slot, const Quantisation& form) {
     const std::int64_t row = token * tensor.heads + head;
     for (int c = 0; c < tensor.dim; ++c) {
       const std::uint32_t stored =
           tensor.scales.empty() ? 0 : read_scale(tensor.form.scale, tensor.scales.data(), slot + (blocks ? c / width : 0));
-      values[static_cast<std::size_t>(row * tensor.dim + c)] =
-          numerics::mul(code_value(tensor, row, c), scale_value(tensor.form, stored));
+      values[static_cast<std::size_t>(row * tensor.dim + c)] = numerics::mul(code_value(tensor, row, c), scale_value(form, stored));
     }
   });
   return values;

@@ -25,15 +25,11 @@ std::vector<std::string> cpu_gaps(const Recipe& recipe) {
   bool elements = true, scales = true;
   for (const Place& place : places(recipe, !recipe.trains)) {
     const bool of_tile = place.row.operand == Operand::p || place.row.operand == Operand::d_s;
-    elements = elements && (place.form.element == Element::bf16 || place.form.element == Element::e4m3 ||
-                            (place.form.element == Element::e2m1 && !of_tile));
-    scales = scales && !(place.form.group.kind == Group::Kind::blocks && place.form.scale == ScaleType::f32);
+    elements = elements && !(of_tile && place.form.element == Element::e5m2);
+    scales = scales && !(!of_tile && place.form.scale == ScaleType::f32 && place.form.group.columns != 0);
   }
-  gaps.unless(elements, "an operand has an element type that it does not compute: BF16 and E4M3, for Q, K, V and dO also E2M1");
-  gaps.unless(scales, "an operand has FP32 scales per block");
-  gaps.unless(!recipe.smoothing.q && !recipe.smoothing.k, "Q or K is smoothed");
-  gaps.unless(!recipe.d_out_times_v_bf16, "dO times V stays in BF16");
-  gaps.unless(recipe.softmax.exp2 != Exp2::direct, "P comes straight from the bits of the scores");
+  gaps.unless(elements, "P or dS is E5M2");
+  gaps.unless(scales, "an operand has FP32 scales per group of channels");
   return gaps.take();
 }
 

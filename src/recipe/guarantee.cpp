@@ -24,6 +24,7 @@ Reach rows_sharing(const Quantisation& form, bool of_tile) {
     case Kind::blocks:
       break;
   }
+  if (form.rule == ScaleRule::two_level && !of_tile) return {Reach::Kind::block, kTile};
   if (form.group.rows == 1) return {};
   if (form.group.rows > 0) return {Reach::Kind::block, form.group.rows};
   return of_tile ? Reach{Reach::Kind::block, kTile} : Reach{Reach::Kind::document};
@@ -55,8 +56,11 @@ class Collector {
     out_->reasons.push_back(why);
   }
 
-  void add(const Place& place) {
+  void add(const Place& place, const SafetyPolicy& safety) {
     const bool of_tile = place.row.operand == Operand::p || place.row.operand == Operand::d_s;
+    const bool per_key = (safety.fold_v_diagonal && place.row.operand == Operand::v) ||
+                         (safety.fold_k && place.row.operand == Operand::k && place.is_second);
+    if (per_key && place.form.group.rows > 0 && kTile % place.form.group.rows == 0) return;  // no block crosses the mask's edge
     const Reach reach = rows_sharing(place.form, of_tile);
     Guarantee& g = *out_;
     const std::string why = name_of(place) + " (" + form_text(place.form) + ") shares a scale over " + text_of(reach);
@@ -78,11 +82,12 @@ class Collector {
   }
 
  private:
-  /// Payloads of dV and dK take their maxima over queries that the key may see (numerics.md §8) if they are powers of two of their own;
-  /// a scale of the whole tensor knows no such limit.
+  /// Payloads of dV and dK take their maxima over queries that the key may see (numerics.md §8) if they are powers of two of their own or
+  /// belong to one key; other blocks and a scale of the whole tensor know no such limit.
   void add_columns(const Place& place, bool of_tile) {
     const Reach reach = rows_sharing(place.form, of_tile);
-    if (reach.kind != Reach::Kind::tensor) return;
+    const bool limited = place.form.scale == ScaleType::ue8m0 || place.form.group.columns == 1;
+    if (reach.kind != Reach::Kind::tensor && limited) return;
     add(reach, {&out_->look_back}, name_of(place) + " (" + form_text(place.form) + ") shares a scale over " + text_of(reach));
   }
 
@@ -103,13 +108,13 @@ Guarantee guarantee(const Recipe& recipe) {
     if (place.is_second && place.form == policy_of(recipe, place.row.operand).first && place.row.operand != Operand::d_s) {
       // the same copy: one line in the reasons, both effects
       Guarantee second;
-      Collector(&second).add(place);
+      Collector(&second).add(place, recipe.safety);
       made.outputs = farther(made.outputs, second.outputs);
       made.d_q = farther(made.d_q, second.d_q);
       made.look_back = farther(made.look_back, second.look_back);
       continue;
     }
-    collect.add(place);
+    collect.add(place, recipe.safety);
   }
   made.sticky = recipe.k.first.sticky || recipe.k.second.sticky || recipe.v.first.sticky || recipe.v.second.sticky;
   if (recipe.trains && recipe.one_ds_payload)

@@ -16,8 +16,8 @@ constexpr Quantisation kBf16{};
 constexpr Quantisation e4m3(Group group, ScaleRule rule = ScaleRule::ceil, bool sticky = false) {
   return {Element::e4m3, group, ScaleType::ue8m0, rule, sticky};
 }
-constexpr Quantisation nvfp4(Group group, ScaleRule rule = ScaleRule::amax) {
-  return {Element::e2m1, group, ScaleType::e4m3, rule};
+constexpr Quantisation nvfp4(Group group, ScaleRule rule = ScaleRule::amax, float tensor_scale = 1.f) {
+  return {Element::e2m1, group, ScaleType::e4m3, rule, false, tensor_scale};
 }
 constexpr Quantisation mxfp4(Group group) { return {Element::e2m1, group, ScaleType::ue8m0, ScaleRule::floor}; }
 constexpr Quantisation int8(Group group) { return {Element::int8, group, ScaleType::f32, ScaleRule::amax}; }
@@ -72,12 +72,15 @@ Recipe with_nvfp4_scores(Recipe r) {
   return r;
 }
 
+/// P lies in [0, 1]: the constant 2^-11 puts its scales into E4M3's range. dO and dS have no size of their own: two levels.
 Recipe nvfp4_full() {
   const auto form = [](Group group) { return nvfp4(group); };
+  const auto two_levels = [](Group group) { return nvfp4(group, ScaleRule::two_level); };
   Recipe r = mxfp8();
-  r.q = r.k = r.d_out = columns_then_rows(16, form);
+  r.q = r.k = columns_then_rows(16, form);
   r.v = rows_then_columns(16, form);
-  r.p = r.d_s = columns_then_rows(16, form);
+  r.p = columns_then_rows(16, [](Group group) { return nvfp4(group, ScaleRule::amax, 0x1p-11f); });
+  r.d_out = r.d_s = columns_then_rows(16, two_levels);
   return r;
 }
 
@@ -126,9 +129,30 @@ Recipe hwfp4_direct() {
   Recipe r;
   r.q = r.k = both(nvfp4(blocks(1, 16)));
   r.v = both(mxfp4(blocks(32, 1)));
-  r.p = both({Element::e2m1, {Group::Kind::constant}});
+  r.p = both(mxfp4(blocks(1, 32)));
   r.softmax.exp2 = Exp2::direct;
   r.trains = false;
+  return r;
+}
+
+/// FP32 scales per head, P summed before rounding, products left in the tensor core's accumulator.
+Recipe fp8_head() {
+  Recipe r;
+  r.q = r.k = r.v = both({Element::e4m3, {Group::Kind::head}, ScaleType::f32, ScaleRule::amax});
+  r.p = both(kConstantP);
+  r.softmax.sum = SumOf::unrounded;
+  r.accumulation.model = AccumulatorModel::hopper13;
+  r.accumulation.promote_keys = 0;
+  r.trains = false;
+  return r;
+}
+
+/// No mean over tokens: the rotation instead. V per key where the mask cuts a tile, elsewhere along tokens.
+Recipe sage3_exact() {
+  Recipe r = sage3();
+  r.smoothing = {};
+  r.rotate = true;
+  r.safety.fold_v_diagonal = true;
   return r;
 }
 
@@ -144,16 +168,23 @@ std::span<const NamedRecipe> named_recipes() {
       {"nvfp4", "scores from NVFP4 Q and K, the other products as mxfp8 (FLAMIA mixed)", "nvfp4", with_nvfp4_scores(mxfp8())},
       {"nvfp4-exact", "scores from NVFP4 Q and K, the other products as mxfp8-exact (ours)", "nvfp4-exact",
        with_nvfp4_scores(mxfp8_exact())},
-      {"nvfp4-full", "NVFP4 everywhere, two copies of each of Q, K, V and dO (FLAMIA's ablation)", "nvfp4", nvfp4_full()},
-      {"sage3", "NVFP4, K and Q smoothed, two-level P; inference only (SageAttention3)", "nvfp4", sage3()},
-      {"sagebwd", "INT8 per block, K smoothed, dO times V in BF16 (8-bit training of SageAttention3)", "mxfp8", sagebwd()},
+      {"nvfp4-full", "NVFP4 everywhere, two copies of each of Q, K, V and dO (FLAMIA's ablation)", "nvfp4-full", nvfp4_full()},
+      {"sage3", "NVFP4, K and Q smoothed, two-level P; inference only (SageAttention3)", "sage3", sage3()},
+      {"sage3-exact",
+       "as sage3, rotated instead of smoothed, V per key where the mask cuts a tile: no later token reaches a query; inference "
+       "only (ours)",
+       "sage3-exact", sage3_exact()},
+      {"sagebwd", "INT8 per block, K smoothed, dO times V in BF16 (8-bit training of SageAttention3)", "sagebwd", sagebwd()},
       {"fp8-tensor", "E4M3, one power-of-two scale per tensor: leaks, for comparison (cuDNN FP8, FlashAttention-3 FP8)",
        "fp8-tensor", fp8_tensor()},
       {"mxfp8-floor", "E4M3, 32 elements a scale along each contraction, OCP floor rule: leaks, for comparison (cuDNN MXFP8)",
        "mxfp8-floor", mxfp8_floor()},
       {"hwfp4-direct",
-       "NVFP4 scores, MXFP4 V, P from the bits of the scores; inference only, for comparison (HW-FP4 FlashAttention-4)", "nvfp4",
-       hwfp4_direct()},
+       "NVFP4 scores, MXFP4 V and P, P's codes cut from the bits of the scores; inference only, for comparison (HW-FP4 "
+       "FlashAttention-4)",
+       "hwfp4-direct", hwfp4_direct()},
+      {"fp8-head", "E4M3, one FP32 scale per head, no promotion; leaks, inference only, for comparison (FlashAttention-3 FP8)",
+       "fp8-head", fp8_head()},
   };
   return table;
 }

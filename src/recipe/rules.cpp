@@ -65,9 +65,10 @@ constexpr FormRule kFormRules[] = {
      "rule amax_or_smaller is for E2M1 with scale e4m3 in blocks of one token of Q, K, V or dO, and not sticky"},
     {[](const Place& p) {
        return p.form.rule == ScaleRule::two_level &&
-              (!is(p, Operand::p) || p.form.element != Element::e2m1 || p.form.scale != ScaleType::e4m3);
+              (p.form.element != Element::e2m1 || p.form.scale != ScaleType::e4m3 || p.form.group.kind != Kind::blocks ||
+               p.form.sticky || p.form.tensor_scale != 1.f);
      },
-     "rule two_level is for P in E2M1 with scale e4m3"},
+     "rule two_level is for E2M1 with scale e4m3 in blocks, not sticky, and has no tensor scale beside it"},
     {[](const Place& p) { return p.form.sticky && p.form.group.kind != Kind::blocks; },
      "sticky needs blocks: a scale for the tensor or a head has no earlier group"},
     {[](const Place& p) { return p.form.sticky && (is(p, Operand::q) || is(p, Operand::d_out)); },
@@ -91,10 +92,11 @@ constexpr FormRule kFormRules[] = {
        // hardware scales cover 16 or 32 elements along the contraction; anything finer, and any F32 scale that cannot be folded, fits nowhere
        const int step = changes_along_contraction(p, kTile);
        const bool foldable = !of_tile(p) && p.use.contracts != Axis::channels && p.form.group.columns == 0;
-       const int hardware = p.form.scale == ScaleType::e4m3 ? 16 : 32;
+       const int hardware = p.form.scale == ScaleType::e4m3 || p.form.element == Element::e2m1 ? 16 : 32;
        return step > 0 && !foldable && (p.form.scale == ScaleType::f32 || step % hardware != 0);
      },
-     "the scale changes along the contraction in steps that no MMA applies (16 elements for e4m3, 32 for ue8m0) and that cannot be "
+     "the scale changes along the contraction in steps that no MMA applies (16 elements for 4-bit types and scales of type e4m3, "
+     "else 32) and that cannot be "
      "folded "
      "into P or dS; use a second form grouped along the other axis, or all channels"},
 };
@@ -111,6 +113,10 @@ bool approximate(Exp2 kind) { return kind == Exp2::mitchell || kind == Exp2::sch
 constexpr RecipeRule kRecipeRules[] = {
     {[](const Recipe& r) { return r.trains && approximate(r.softmax.exp2); },
      "exp2 mitchell, schraudolph and direct are approximations for inference; a recipe that trains uses hardware or poly"},
+    {[](const Recipe& r) {
+       return r.softmax.exp2 == Exp2::direct && (r.p.first.element != Element::e2m1 || r.p.first.group.kind != Kind::blocks);
+     },
+     "exp2=direct takes 4-bit codes of P from the bits of the scores; give P E2M1 elements in blocks along the keys"},
     {[](const Recipe& r) { return r.trains && r.smoothing.q; },
      "smoothing Q has no backward pass here; for training smooth K only, or set trains=off"},
     {[](const Recipe& r) {

@@ -83,6 +83,15 @@ TEST_F(Quantize, FourBits) {
   EXPECT_TRUE(has("q.codes2"));  // dK takes Q in 8 bits
 }
 
+TEST_F(Quantize, TwoLevels) {
+  quantize("nvfp4-full");
+  expect("v.codes", "U8", {150, 1, 32});
+  EXPECT_EQ(read(folder / "out", "dout.scales").info.dtype, "F8_E4M3");
+  EXPECT_EQ(read(folder / "out", "dout.scales2").info.dtype, "F8_E4M3");
+  expect("dout.tile_scales", "F32", {3, 2});
+  EXPECT_FALSE(has("q.tile_scales"));
+}
+
 TEST_F(Quantize, EightBitIntegers) {
   quantize("sagebwd");
   expect("q.codes", "I8", {150, 2, 64});

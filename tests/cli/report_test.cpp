@@ -81,12 +81,12 @@ TEST_F(Report, AccuracyWithoutGradient) {
 
 /// One recipe that cannot be measured does not cost the others.
 TEST_F(Report, AccuracySaysWhichRecipeWasRefused) {
-  const Outcome mixed = run({"accuracy", folder / "in", "--recipes", "mxfp8,hwfp4-direct,bf16"});
+  const Outcome mixed = run({"accuracy", folder / "in", "--window", "20,0", "--recipes", "mxfp8,sage3,bf16"});
   EXPECT_EQ(mixed.code, 3);
   EXPECT_THAT(mixed.out, HasSubstr("mxfp8"));
   EXPECT_THAT(mixed.out, HasSubstr("bf16"));
-  EXPECT_THAT(mixed.err, HasSubstr("hwfp4-direct"));
-  const Outcome none = run({"accuracy", folder / "in", "--recipes", "hwfp4-direct"});
+  EXPECT_THAT(mixed.err, HasSubstr("sage3"));
+  const Outcome none = run({"accuracy", folder / "in", "--window", "20,0", "--recipes", "sage3"});
   EXPECT_EQ(none.code, 3);
   EXPECT_EQ(none.out, "");
 }
@@ -149,12 +149,11 @@ TEST_F(Report, Recipes) {
     EXPECT_FALSE(recipe["summary"].get<std::string>().empty());
     EXPECT_EQ(recipe["hash"].get<std::string>().size(), 16u);
   }
-  for (const char* name : {"bf16", "mxfp8", "mxfp8-exact", "nvfp4", "nvfp4-exact", "nvfp4-full", "sage3", "sagebwd", "fp8-tensor",
-                           "mxfp8-floor", "hwfp4-direct"})
+  for (const char* name : {"bf16", "mxfp8", "mxfp8-exact", "nvfp4", "nvfp4-exact", "nvfp4-full", "sage3", "sage3-exact", "sagebwd",
+                           "fp8-tensor", "mxfp8-floor", "hwfp4-direct", "fp8-head"}) {
     EXPECT_EQ(names.count(name), 1u) << name;
-  for (const char* name : {"bf16", "mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8-floor", "nvfp4", "nvfp4-exact"})
     EXPECT_EQ(where(all, "name", name).at(0)["runs_on"].at(0), "cpu") << name;
-  EXPECT_EQ(where(all, "name", "sage3").at(0)["runs_on"], json::array());
+  }
   EXPECT_THAT(run({"recipes"}).out, HasSubstr("mxfp8-exact"));
 }
 
@@ -187,13 +186,54 @@ TEST_F(Report, Explain) {
 }
 
 TEST_F(Report, HelpHasExamples) {
-  for (const char* command : {"attend", "quantize", "accuracy", "leak", "recipes", "explain", "demo"}) {
+  for (const char* command : {"attend", "quantize", "accuracy", "leak", "recipes", "explain", "demo", "tables"}) {
     const Outcome help = run({command, "--help"});
     EXPECT_EQ(help.code, 0);
     EXPECT_THAT(help.out, HasSubstr("Examples:\n  flamia " + std::string(command)));
   }
   EXPECT_THAT(run({"--help"}).out, HasSubstr("Exit codes"));
   EXPECT_THAT(run({"--version"}).out, HasSubstr("0.1.0"));
+}
+
+TEST_F(Report, Tables) {
+  Sample early, late;
+  early.tokens = late.tokens = 60;
+  early.cu_seqlens = late.cu_seqlens = {0, 40, 60};
+  early.dim = late.dim = 128;
+  early.write(folder / "gpt-early.safetensors");
+  late.write(folder / "gpt-late.safetensors");
+  const json rows = run_json({"tables", "--data", folder / ".", "--out", folder / "tables", "--tokens", "64", "--heads", "1",
+                              "--recipes", "mxfp8-exact,fp8-tensor,hwfp4-direct"});
+  EXPECT_EQ(rows.size(), (6u + 2u) * 2u * 3u);  // inputs, masks, recipes
+  std::set<std::string> inputs;
+  for (const json& row : rows) inputs.insert(row["input"]);
+  EXPECT_EQ(inputs, (std::set<std::string>{"normal", "sink-first", "sink-last", "outlier-channel", "key-bias", "small-v", "early",
+                                           "late"}));
+  for (const json& row : where(rows, "recipe", "mxfp8-exact")) {
+    EXPECT_GT(row["o_cosine"].get<double>(), .9) << row;
+    EXPECT_EQ(row["leak_o"].is_null(), row["mask"] != "causal");
+    if (row["mask"] == "causal") {
+      EXPECT_EQ(row["leak_o"].get<double>() + row["leak_dq"].get<double>(), 0.0) << row;
+    }
+  }
+  double leak = 0;
+  for (const json& row : where(rows, "recipe", "fp8-tensor"))
+    if (row["mask"] == "causal") leak += row["leak_dq"].get<double>();
+  EXPECT_GT(leak, 1e-2);
+  for (const json& row : where(rows, "recipe", "hwfp4-direct")) {
+    EXPECT_TRUE(row["dq_cosine"].is_null());
+    EXPECT_GT(row["p_equal"].get<double>(), .3);
+    if (row["input"] == "normal") {
+      EXPECT_LT(row["p_equal"].get<double>(), .75);
+    }
+  }
+  const std::string markdown = contents(folder / "tables/recipes.md");
+  EXPECT_THAT(markdown, HasSubstr("flamia tables --tokens 64 --heads 1 --seed 1 --recipes"));
+  EXPECT_THAT(markdown, HasSubstr("| input | mask | recipe |"));
+  for (const char* name : {"tables.csv", "accuracy.csv", "leak.csv", "heatmap.csv"})
+    EXPECT_GT(contents(folder / ("tables/" + std::string(name))).size(), 100u) << name;
+  EXPECT_EQ(run({"tables", "--tokens", "3"}).code, 2);
+  EXPECT_EQ(run({"tables", "--recipes", "nothing"}).code, 2);
 }
 
 TEST_F(Report, Demo) {

@@ -115,9 +115,10 @@ struct RunOptions {
   bool backward = true;
 };
 
-/// Forward and backward with poisoned memory everywhere; gradients and O in FP32.
+/// Forward and, if the recipe trains, backward with poisoned memory everywhere; gradients and O in FP32.
 inline Result run(const Input& in, const Recipe& recipe, const RunOptions& options = {}) {
   const Problem& p = in.problem;
+  const bool backward = options.backward && recipe.trains;
   const schedule::Documents documents = in.documents();
   Result r;
   r.o.assign(in.q.size(), NAN);
@@ -125,16 +126,16 @@ inline Result run(const Input& in, const Recipe& recipe, const RunOptions& optio
   AlignedBytes saved(cpu::saved_bytes(p, recipe, true)), forward(cpu::workspace_bytes(p, recipe, Pass::forward, options.threads));
   ForwardTensors tensors{view(in.q), view(in.k), view(in.v), in.cu_seqlens.data(), writable(r.o), r.lse.data()};
   const Status forward_status =
-      cpu::forward_with(options.isa, p, recipe, documents, tensors, options.backward ? saved.memory.get() : nullptr,
-                        forward.memory.get(), options.threads, options.probe);
+      cpu::forward_with(options.isa, p, recipe, documents, tensors, backward ? saved.memory.get() : nullptr, forward.memory.get(),
+                        options.threads, options.probe);
   EXPECT_TRUE(forward_status.ok()) << forward_status.message();
-  if (!options.backward) return r;
+  if (!backward) return r;
   r.d_q.assign(in.q.size(), NAN);
   r.d_k.assign(in.k.size(), NAN);
   r.d_v.assign(in.v.size(), NAN);
-  AlignedBytes backward(cpu::workspace_bytes(p, recipe, Pass::backward, options.threads));
+  AlignedBytes memory(cpu::workspace_bytes(p, recipe, Pass::backward, options.threads));
   BackwardTensors gradients{view(r.o), view(in.d_o), in.cu_seqlens.data(), writable(r.d_q), writable(r.d_k), writable(r.d_v)};
-  const Status status = cpu::backward_with(options.isa, p, recipe, documents, gradients, saved.memory.get(), backward.memory.get(),
+  const Status status = cpu::backward_with(options.isa, p, recipe, documents, gradients, saved.memory.get(), memory.memory.get(),
                                            options.threads, options.probe);
   EXPECT_TRUE(status.ok()) << status.message();
   return r;

@@ -127,5 +127,47 @@ TEST(NonFinite, OverflowingScoresStayInTheirRow) {
     EXPECT_TRUE(row_is(i == 60 ? State::all_nan : State::equal, before.d_q, after.d_q, i, 0, 1, 64));
 }
 
+/// A flagged token at a tile's start leaves the tile's first level to the others.
+TEST(NonFinite, FlaggedTokensLeaveTheFirstLevelToTheirTile) {
+  const Input before_input = clean(fresh_seed() + 74, {true, -1, -1});
+  Input input = before_input;
+  input.d_o_row(kStart + 128, 2)[5] = NAN;
+  const Result before = run(before_input, recipe("nvfp4-full")), after = run(input, recipe("nvfp4-full"));
+  const auto begin = static_cast<std::ptrdiff_t>((kStart + 160) * 2 * kDim),
+             end = static_cast<std::ptrdiff_t>((kStart + 256) * 2 * kDim);
+  const std::vector<float> a(after.d_v.begin() + begin, after.d_v.begin() + end),
+      b(before.d_v.begin() + begin, before.d_v.begin() + end);
+  EXPECT_LT(relative_l2(a, b), 0.05) << "keys that the flagged query does not see";
+}
+
+/// Recipes whose scales or means reach over tokens: rows that see the token are NaN, rows before its tile are numbers (their bits may
+/// change: a flagged token counts in no statistic), other documents keep every bit.
+TEST(NonFinite, RecipesWithSharedStatistics) {
+  const std::uint32_t seed = fresh_seed() + 73;
+  const Input before_input = clean(seed, {true, -1, -1});
+  constexpr std::int64_t kPosition = 200, kTileStart = 128;
+  for (const char* text : {"nvfp4", "nvfp4-full", "sagebwd", "sage3", "sage3-exact", "hwfp4-direct", "sage3 exp2=mitchell"})
+    for (const char operand : {'k', 'v'}) {
+      Input input = before_input;
+      (operand == 'k' ? input.k_row(kStart + kPosition, 1) : input.v_row(kStart + kPosition, 1))[5] = NAN;
+      const Result before = run(before_input, recipe(text)), after = run(input, recipe(text));
+      for (std::int64_t token = 0; token < input.problem.tokens; ++token)
+        for (int head = 0; head < 4; ++head) {
+          const bool inside = token >= kStart && token < kStart + kLength && head >= 2;
+          const std::int64_t i = token - kStart;
+          const auto at = static_cast<std::size_t>((token * 4 + head) * kDim);
+          if (!inside) {
+            ASSERT_TRUE(row_is(State::equal, before.o, after.o, token, head, 4, kDim)) << text;
+          } else if (i >= kPosition) {
+            ASSERT_TRUE(row_is(State::all_nan, before.o, after.o, token, head, 4, kDim)) << text << " " << operand;
+          } else if (i < kTileStart) {
+            ASSERT_FALSE(std::isnan(after.o[at])) << text << " " << operand << " row " << i;
+          }
+          if (inside || before.d_q.empty()) continue;
+          ASSERT_TRUE(row_is(State::equal, before.d_q, after.d_q, token, head, 4, kDim)) << text;
+        }
+    }
+}
+
 }  // namespace
 }  // namespace flamia::test

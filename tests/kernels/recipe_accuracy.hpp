@@ -45,9 +45,7 @@ inline void expect_bars(const Measured& m, const Bars& bars, const std::string& 
   EXPECT_GE(m.d_v, bars.d_v) << what;
 }
 
-inline Measured measure(const Input& in, const Recipe& r, const cpu::OracleResult& t) {
-  return measure(in, run(in, r, {.backward = r.trains}), t);
-}
+inline Measured measure(const Input& in, const Recipe& r, const cpu::OracleResult& t) { return measure(in, run(in, r), t); }
 
 /// Gradients count for recipes that train.
 inline void expect_bars(const Input& in, const Recipe& r, const cpu::OracleResult& t, const Bars& bars) {

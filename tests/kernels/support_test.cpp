@@ -37,18 +37,20 @@ TEST(Support, FieldsThatContradictTheOperands) {
   r = recipe("mxfp8");
   r.accumulation.promote_keys = 48;
   EXPECT_THAT(cpu::check(small(), r).message(), HasSubstr("0 (never), 32, 64 and 128"));
-  r = recipe("mxfp8");
-  r.smoothing.k = true;
-  EXPECT_EQ(cpu::check(small(), r).code(), StatusCode::unsupported);
+  r = recipe("sagebwd");
+  r.accumulation.promote_keys = 0;
+  EXPECT_THAT(cpu::check(small(), r).message(), HasSubstr("promote=0 is for forms without"));
+  r = recipe("sagebwd");
+  r.k.first.group.columns = 16;
+  EXPECT_THAT(cpu::check(small(), r).message(), HasSubstr("FP32 scales per group of channels"));
   r = recipe("mxfp8");
   r.d_s.first.group.columns = 48;
   EXPECT_THAT(cpu::check(small(), r).message(), HasSubstr("does not divide"));
 }
 
 TEST(Support, NamedRecipesOfThisBackend) {
-  for (const char* name : {"bf16", "mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8-floor", "nvfp4", "nvfp4-exact"})
+  for (const std::string& name : recipe_names())
     EXPECT_TRUE(cpu::check(small(), recipe(name)).ok()) << cpu::check(small(), recipe(name)).message();
-  for (const char* name : {"sage3", "sagebwd", "hwfp4-direct"}) EXPECT_FALSE(cpu::check(small(), recipe(name)).ok()) << name;
 }
 
 TEST(Support, SavedIsCodesAndRowStatistics) {

@@ -360,7 +360,8 @@ TEST(Errors, NameTheArgument) {
             std::string::npos);
   EXPECT_NE(message(in.view(), form_of(Element::e4m3, blocks(-2, 0), ScaleType::ue8m0, ScaleRule::ceil)).find("-2 x 0"),
             std::string::npos);
-  EXPECT_NE(message(in.view(), form_of(Element::e2m1, blocks(1, 16), ScaleType::e4m3, ScaleRule::two_level)).find("for P only"),
+  EXPECT_NE(message(in.view(), form_of(Element::e4m3, blocks(1, 16), ScaleType::ue8m0, ScaleRule::two_level))
+                .find("two_level is for E2M1"),
             std::string::npos);
   EXPECT_NE(message(in.view(), form_of(Element::e4m3, {Kind::tensor}, ScaleType::f32, ScaleRule::amax, true)).find("sticky"),
             std::string::npos);

@@ -78,7 +78,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(Rules, AllAreReportedAtOnce) {
   const std::vector<std::string> found =
       violations(parsed("mxfp8 q1=e4m3/32xall/ue8m0/ceil/sticky exp2=direct promote=7:64 ds=48x48"));
-  EXPECT_EQ(found.size(), 5u) << testing::PrintToString(found);  // ds=48x48 breaks two
+  EXPECT_EQ(found.size(), 6u) << testing::PrintToString(found);  // ds=48x48 and exp2=direct break two each
 }
 
 TEST(Rules, InferenceRecipesMayApproximate) {
@@ -163,13 +163,19 @@ TEST(Lower, BlackwellAppliesScalesAndNeedsTwoCopiesOfFourBits) {
   EXPECT_THAT(plan::explain(parsed("mxfp8"), Architecture::sm_100, 128), HasSubstr("never run"));
 }
 
-TEST(Lower, TheCpuExecutesRecipesAndTheirVariants) {
-  const auto runs = [](const std::string& text) { return can_run(parsed(text), Architecture::cpu, 128, true).ok(); };
-  for (const char* text : {"bf16", "mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8-floor", "mxfp8 ds=32x32", "mxfp8-exact ds=row32",
-                           "nvfp4", "nvfp4-exact", "nvfp4 nvfp4=amax", "mxfp8 dk=64x32 dq=f32", "mxfp8 l=unrounded",
-                           "mxfp8 rule=floor", "mxfp8 ref=tilesum", "mxfp8 exp2=poly3:2/16"})
-    EXPECT_TRUE(runs(text)) << text << ": " << can_run(parsed(text), Architecture::cpu, 128, true).message();
-  for (const char* text : {"nvfp4-full", "sage3", "sagebwd", "hwfp4-direct"}) EXPECT_FALSE(runs(text)) << text;
+TEST(Lower, TheCpuExecutesEveryNamedRecipeAndVariants) {
+  const auto check = [](const std::string& text) {
+    const Recipe recipe = parsed(text);
+    const Status status = can_run(recipe, Architecture::cpu, 128, recipe.trains);
+    EXPECT_TRUE(status.ok()) << text << ": " << status.message();
+  };
+  for (const std::string& name : recipe_names()) check(name);
+  for (const char* text : {"mxfp8 ds=32x32", "mxfp8-exact ds=row32", "nvfp4 nvfp4=amax", "mxfp8 dk=64x32 dq=f32",
+                           "mxfp8 l=unrounded", "mxfp8 rule=floor", "mxfp8 ref=tilesum", "mxfp8 exp2=poly3:2/16",
+                           "nvfp4-full ds=32x32", "nvfp4-full fold-v=on", "sage3 exp2=mitchell", "sage3 smooth-q=off",
+                           "sage3 p1=e2m1/1x16/e4m3/amax/x0.00037202382", "sage3 v1=e2m1/32x1/ue8m0/ceil"})
+    check(text);
+  EXPECT_FALSE(can_run(parsed("mxfp8 p1=e5m2/constant/none/none p2=e5m2/constant/none/none"), Architecture::cpu, 128, true).ok());
 }
 
 TEST(Lower, HopperExecutesThreeRecipesAndSomeVariants) {
@@ -201,10 +207,10 @@ TEST(Lower, RefusalsNameTheNearestThatRuns) {
     EXPECT_EQ(status.code(), StatusCode::unsupported) << text;
     return status.message();
   };
-  EXPECT_THAT(message("nvfp4-full", true),
-              AllOf(HasSubstr("\"nvfp4-full\" is not executed on cpu by this version"), HasSubstr("\"nvfp4\"")));
+  EXPECT_THAT(message("nvfp4-full p1=e5m2/constant/none/none v1=e5m2/1xall/ue8m0/ceil", true),
+              AllOf(HasSubstr("is not executed on cpu by this version (P or dS is E5M2)"), HasSubstr("runs: \"nvfp4-full\"")));
   EXPECT_THAT(message("sage3", true), HasSubstr("recipe \"sage3\" has no backward pass; for training use \"mxfp8\" or \"nvfp4\""));
-  EXPECT_THAT(message("sage3", false), Not(HasSubstr("backward")));
+  EXPECT_TRUE(can_run(parsed("sage3"), Architecture::cpu, 128, false).ok());
   EXPECT_THAT(message("mxfp8 trains=off", true), HasSubstr("has no backward pass"));
   EXPECT_TRUE(can_run(parsed("mxfp8 trains=off"), Architecture::cpu, 128, false).ok());
   const Status broken = can_run(parsed("mxfp8 promote=7:64"), Architecture::cpu, 24, true);
@@ -233,7 +239,7 @@ constexpr Reach kNone{};
 constexpr Reach kBlock32{Reach::Kind::block, 32};
 
 TEST(Guarantees, ExactRecipes) {
-  for (const char* text : {"bf16", "mxfp8-exact", "nvfp4-exact", "mxfp8-exact ds=row32", "mxfp8 block=1"}) {
+  for (const char* text : {"bf16", "mxfp8-exact", "nvfp4-exact", "sage3-exact", "mxfp8-exact ds=row32", "mxfp8 block=1"}) {
     const Guarantee g = guarantee(parsed(text));
     EXPECT_EQ(g.outputs, kNone) << text;
     EXPECT_EQ(g.d_q, kNone) << text;
@@ -267,6 +273,12 @@ TEST(Guarantees, BlocksTensorsAndTraps) {
   EXPECT_EQ(guarantee(parsed("mxfp8-exact prescale=sequence")).d_q.kind, Reach::Kind::document);
   EXPECT_EQ(guarantee(parsed("mxfp8-exact prescale=sequence dq=f32")).d_q, kNone);
   EXPECT_EQ(guarantee(parsed("sage3")).outputs.kind, Reach::Kind::document);
+  EXPECT_EQ(guarantee(parsed("sage3-exact fold-v=off")).outputs, (Reach{Reach::Kind::block, 16}));
+  EXPECT_EQ(guarantee(parsed("mxfp8 fold-v=on fold-k=on")).outputs, kBlock32);  // K in S
+  EXPECT_EQ(guarantee(parsed("mxfp8-exact v1=e4m3/32xall/ue8m0/ceil v2=e4m3/32xall/ue8m0/ceil fold-v=on")).outputs, kNone);
+  EXPECT_EQ(guarantee(parsed("nvfp4-full")).outputs, (Reach{Reach::Kind::block, 16}));
+  EXPECT_EQ(guarantee(parsed("nvfp4-full")).d_q, (Reach{Reach::Kind::block, 128}));  // the first level of dO
+  EXPECT_EQ(guarantee(parsed("sagebwd smooth-k=off")).look_back, (Reach{Reach::Kind::block, 128}));
   EXPECT_EQ(guarantee(parsed("mxfp8 q1=e4m3/allxall/ue8m0/ceil")).outputs.kind, Reach::Kind::document);
 }
 

@@ -43,8 +43,9 @@ std::string json_error(const std::string& json) {
 }
 
 TEST(Names, AreThoseOfTheDocumentationInItsOrder) {
-  EXPECT_EQ(recipe_names(), (std::vector<std::string>{"bf16", "mxfp8", "mxfp8-exact", "nvfp4", "nvfp4-exact", "nvfp4-full", "sage3",
-                                                      "sagebwd", "fp8-tensor", "mxfp8-floor", "hwfp4-direct"}));
+  EXPECT_EQ(recipe_names(),
+            (std::vector<std::string>{"bf16", "mxfp8", "mxfp8-exact", "nvfp4", "nvfp4-exact", "nvfp4-full", "sage3", "sage3-exact",
+                                      "sagebwd", "fp8-tensor", "mxfp8-floor", "hwfp4-direct", "fp8-head"}));
 }
 
 TEST(Names, ParsePrintAndAreAllDifferent) {
@@ -106,7 +107,7 @@ TEST(Names, EveryMemberShowsInNameAndHash) {
 
 TEST(Errors, NameTheFieldAndWhatIsNear) {
   EXPECT_THAT(parse_error("mxpf8"), AllOf(HasSubstr("\"mxpf8\" is unknown"), HasSubstr("nearest: \"mxfp8\"")));
-  EXPECT_THAT(parse_error("sage"), HasSubstr("\"sage3\" or \"sagebwd\""));
+  EXPECT_THAT(parse_error("sage"), HasSubstr("\"sage3\", \"sage3-exact\" or \"sagebwd\""));
   EXPECT_THAT(parse_error("nothing-like-it"), HasSubstr("allowed: \"bf16\", \"mxfp8\""));
   EXPECT_THAT(parse_error(""), HasSubstr("recipe is empty"));
   EXPECT_THAT(parse_error("mxfp8 rotat=on"), AllOf(HasSubstr("field \"rotat\" is unknown"), HasSubstr("\"rotate\"")));

@@ -96,6 +96,7 @@ Table accuracy_table(std::vector<Column> columns) {
   }
   for (const char* share : {"p_zero", "p_saturated", "ds_zero_q", "ds_zero_k", "ds_lost_q", "ds_lost_k", "ds_sat_q", "ds_sat_k"})
     columns.push_back({share, "{:.1e}"});
+  columns.push_back({"p_equal", "{:.4f}"});
   return Table(std::move(columns));
 }
 
@@ -112,11 +113,17 @@ void add_blanks(int cells, std::vector<Cell>* row) { row->resize(row->size() + s
 void add_shares(const cpu::ProbeCounts& c, bool gradients, std::vector<Cell>* row) {
   const auto number = [](std::int64_t n) { return static_cast<double>(n); };
   add_numbers({share(number(c.p_zero), number(c.pairs)), share(number(c.p_saturated), number(c.pairs))}, row);
-  if (!gradients) return add_blanks(6, row);
-  add_numbers({share(number(c.ds_zero_q), number(c.ds_pairs)), share(number(c.ds_zero_k), number(c.ds_pairs)),
-               share(c.ds_lost_q, c.ds_mass), share(c.ds_lost_k, c.ds_mass), share(number(c.ds_saturated_q), number(c.ds_pairs)),
-               share(number(c.ds_saturated_k), number(c.ds_pairs))},
-              row);
+  if (gradients)
+    add_numbers({share(number(c.ds_zero_q), number(c.ds_pairs)), share(number(c.ds_zero_k), number(c.ds_pairs)),
+                 share(c.ds_lost_q, c.ds_mass), share(c.ds_lost_k, c.ds_mass), share(number(c.ds_saturated_q), number(c.ds_pairs)),
+                 share(number(c.ds_saturated_k), number(c.ds_pairs))},
+                row);
+  else
+    add_blanks(6, row);
+  if (c.p_compared > 0)
+    row->emplace_back(share(number(c.p_equal), number(c.p_compared)));
+  else
+    add_blanks(1, row);
 }
 
 }  // namespace
@@ -134,7 +141,7 @@ void add_accuracy_rows(const std::vector<Cell>& lead, const Accuracy& accuracy, 
       }
     }
     if (accuracy.head_counts.empty()) {
-      add_blanks(8, &row);
+      add_blanks(9, &row);
     } else {
       add_shares(accuracy.head_counts[head], !accuracy.heads[kDq].empty(), &row);
     }
@@ -152,7 +159,7 @@ void add_accuracy_rows(const std::vector<Cell>& lead, const Accuracy& accuracy, 
   if (accuracy.counts) {
     add_shares(*accuracy.counts, !accuracy.heads[kDq].empty(), &row);
   } else {
-    add_blanks(8, &row);
+    add_blanks(9, &row);
   }
   table->add(std::move(row));
 }

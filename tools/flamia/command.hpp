@@ -58,6 +58,7 @@ void add_leak(CLI::App& app, Session* session);
 void add_recipes(CLI::App& app, Session* session);
 void add_explain(CLI::App& app, Session* session);
 void add_demo(CLI::App& app, Session* session);
+void add_tables(CLI::App& app, Session* session);
 void add_bench(CLI::App& app, Session* session);
 
 }  // namespace flamia::cli

@@ -45,8 +45,9 @@ int main(int argc, char** argv) {
   app.failure_message([](const CLI::App*, const CLI::Error& error) {
     return "flamia: error: " + flamia::cli::printable(error.what()) + "; see flamia --help or flamia COMMAND --help\n";
   });
-  for (auto add : {flamia::cli::add_attend, flamia::cli::add_quantize, flamia::cli::add_accuracy, flamia::cli::add_leak,
-                   flamia::cli::add_recipes, flamia::cli::add_explain, flamia::cli::add_demo, flamia::cli::add_bench})
+  for (auto add :
+       {flamia::cli::add_attend, flamia::cli::add_quantize, flamia::cli::add_accuracy, flamia::cli::add_leak,
+        flamia::cli::add_recipes, flamia::cli::add_explain, flamia::cli::add_demo, flamia::cli::add_tables, flamia::cli::add_bench})
     add(app, &session);
   try {
     app.parse(argc, argv);

@@ -66,6 +66,20 @@ std::string Table::csv() const {
   return text;
 }
 
+std::string Table::markdown() const {
+  std::string text, line;
+  for (const Column& column : columns_) {
+    text += "| " + column.name + " ";
+    line += column.format.empty() ? "| --- " : "| ---: ";
+  }
+  text += "|\n" + line + "|\n";
+  for (const auto& row : rows_) {
+    for (std::size_t c = 0; c < row.size(); ++c) text += "| " + for_people(row[c], columns_[c].format) + " ";
+    text += "|\n";
+  }
+  return text;
+}
+
 std::string Table::json() const {
   nlohmann::ordered_json array = nlohmann::ordered_json::array();
   for (const auto& row : rows_) {

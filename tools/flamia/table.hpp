@@ -24,6 +24,7 @@ class Table {
 
   std::string text() const;  // columns aligned, one line a row
   std::string csv() const;   // RFC 4180, with a header line
+  std::string markdown() const;
   std::string json() const;  // array of objects; not a number: null
 
  private:

@@ -43,7 +43,7 @@ Status backward_with(Isa isa, const Problem& problem, const Recipe& recipe, cons
   const BlockSizes sizes = block_sizes(recipe);
   const WorkTable table(documents, sizes, base + work.table);
   const auto operand = [&](FormIndex index, int heads) {
-    return operand_at(layout.forms[index], saved, sizes, heads, problem.head_dim);
+    return operand_at(layout.forms[index], saved, sizes, documents, heads, problem.head_dim);
   };
 
   BackwardCall call;
@@ -55,8 +55,8 @@ Status backward_with(Isa isa, const Problem& problem, const Recipe& recipe, cons
   call.k_diagonal = operand(kKDiagonal, problem.key_heads);
   call.v = operand(kVSecond, problem.key_heads);
   call.v_diagonal = operand(kVSecondDiagonal, problem.key_heads);
-  call.d_o = operand_at(work.d_o, workspace, sizes, problem.query_heads, problem.head_dim);
-  call.d_o_second = operand_at(work.d_o_second, workspace, sizes, problem.query_heads, problem.head_dim);
+  call.d_o = operand_at(work.d_o, workspace, sizes, documents, problem.query_heads, problem.head_dim);
+  call.d_o_second = operand_at(work.d_o_second, workspace, sizes, documents, problem.query_heads, problem.head_dim);
   call.o = tensors.o;
   call.d_q = tensors.d_q;
   call.d_k = tensors.d_k;

@@ -26,11 +26,14 @@ struct TileRows {
   alignas(64) int seen[kTile];         // keys of the tile that the query sees
   int fresh[kTile];
   int careful[kTile], rise[kTile];  // tilesum: the row's maximum is looked at; steps that r rises before the next tile
+  // FP32 factors of whole tokens beside their exponents: 1, but for FP32 scales per block and first-level scales (operand.hpp)
+  alignas(64) float q_scale[kTile], q2_scale[kTile], g_scale[kTile], g2_scale[kTile], k_scale[kTile], k2_scale[kTile],
+      v_scale[kTile];
   // keys
   int k_exponent[kTile], v_exponent[kTile], k2_exponent[kTile], prefix[kTile];
   int first[kTile], last[kTile];  // queries of the tile that see the key: [first, last)
   std::uint8_t q_flagged[kTile], k_flagged[kTile], v_flagged[kTile], g_flagged[kTile], other_flagged[kTile];
-  float q_factor, k_factor, v_factor, g_factor;
+  float q_factor, q2_factor, k_factor, k2_factor, v_factor, g_factor, g2_factor;
 };
 
 struct Buffers {
@@ -43,10 +46,11 @@ struct Buffers {
   float *scores, *p, *ds, *payload;
   int* exponents;             // [128][128]
   std::uint32_t* magnitudes;  // [128][128]
+  float* factors;             // [128][128]
 };
 
 inline constexpr int kPanels = 10;  // of 128 x d
-inline constexpr int kSquares = 6;  // of 128 x 128
+inline constexpr int kSquares = 7;  // of 128 x 128
 inline constexpr std::int64_t kRowFloats = (sizeof(TileRows) + 63) / 64 * 16;
 
 FLAMIA_FN Buffers buffers_of(Scratch scratch, int dim) {
@@ -61,6 +65,8 @@ FLAMIA_FN Buffers buffers_of(Scratch scratch, int dim) {
   b.exponents = reinterpret_cast<int*>(next);
   next += std::int64_t{kTile} * kTile;
   b.magnitudes = reinterpret_cast<std::uint32_t*>(next);
+  next += std::int64_t{kTile} * kTile;
+  b.factors = next;
   return b;
 }
 

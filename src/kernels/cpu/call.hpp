@@ -22,7 +22,8 @@ struct Document {
 ///
 /// To the products a form is *code values* [.., head_dim] in FP32 with a power-of-two exponent per token outside, as the row or column
 /// factor of numerics.md §8. Where the scale varies along the channels, or per channel along tokens, it is multiplied into the values
-/// (exact for power-of-two scales and for NVFP4) and the exponent is 0. One FP32 scale for a tensor or head is a factor of its own.
+/// (exact for power-of-two scales and for NVFP4) and the exponent is 0. One FP32 scale for a tensor or head and the tensor scale of NVFP4
+/// are a factor of their own; FP32 scales of blocks of tokens are a factor per token.
 struct Operand {
   const std::uint8_t* codes = nullptr;
   const std::uint8_t* scales = nullptr;
@@ -34,10 +35,19 @@ struct Operand {
   int columns = 0;        // channels of a group; 0 = all
   int column_groups = 1;
   float tensor_scale = 1.f;
+  const std::uint8_t* first_levels = nullptr;  // two-level scales: FP32 per tile of 128 tokens and head
+  int tile_size = -1;                          // index of those tiles into Document::blocks_before
   int heads = 0;
   int dim = 0;
 
   bool present() const { return codes != nullptr; }
+};
+
+/// Means over blocks of tokens, [blocks, heads, head_dim] (quantize/means.hpp).
+struct Means {
+  const float* values = nullptr;
+  int block_size = -1;  // index into Document::blocks_before
+  std::int64_t rows = 1;
 };
 
 struct ForwardCall {
@@ -49,6 +59,8 @@ struct ForwardCall {
   float* m = nullptr;  // [query_heads, tokens]; null without training
   float* l = nullptr;
   float* probe_codes = nullptr;  // [query_heads, tokens, tokens] or null
+  TensorView q_rows, k_rows;     // the caller's tensors, for smoothing
+  Means q_means, k_means;
 };
 
 struct BackwardCall {
@@ -88,6 +100,8 @@ struct TileCode {
   float (*greatest_ds)(const BackwardCall&, const Item&, Scratch);           // query head
   void (*d_q)(const BackwardCall&, const Item&, Scratch, ProbeCounts*);      // query head
   void (*d_k_d_v)(const BackwardCall&, const Item&, Scratch, ProbeCounts*);  // key head; `tile` is a tile of keys
+  void (*block_scaled)(const Operand& a, std::int64_t a0, int rows, const Operand& b, std::int64_t b0, int columns, Scratch,
+                       float* c, std::int64_t ld);
 };
 
 enum class Isa : std::uint8_t { best, baseline, avx2, avx512 };

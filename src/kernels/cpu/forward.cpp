@@ -5,18 +5,33 @@
 
 #include "kernels/cpu/driver.hpp"
 #include "numerics/platform.hpp"
+#include "quantize/means.hpp"
 
 namespace flamia::cpu {
 namespace {
 
-/// Codes and scales of every form in the layout, each place once.
-Status encode_inputs(const Problem& p, const Settings& settings, const schedule::Documents& documents,
-                     const ForwardTensors& tensors, const SavedLayout& layout, int threads, void* base) {
-  const auto operand_of = [&](int index) -> quantize::QuantiseInput {
-    if (index <= kQSecond) return {tensors.q, p.query_heads, p.head_dim, settings.rotate, nullptr};
-    if (index <= kKDiagonal) return {tensors.k, p.key_heads, p.head_dim, settings.rotate, nullptr};
-    return {tensors.v, p.key_heads, p.head_dim, false, nullptr};
+struct Inputs {
+  quantize::QuantiseInput q, k, v;
+};
+
+/// Means into the workspace, where the recipe subtracts them.
+Status take_means(const Settings& settings, const schedule::Documents& documents, const WorkspaceLayout& work, int threads,
+                  void* workspace, Inputs* in) {
+  const auto means = [&](quantize::QuantiseInput& input, std::size_t at, std::int64_t blocks, std::int64_t rows) {
+    auto* out = reinterpret_cast<float*>(static_cast<char*>(workspace) + at);
+    input.subtract = out;
+    input.subtract_rows = rows;
+    return quantize::means(input, documents, rows, threads, {out, static_cast<std::size_t>(blocks * input.heads * input.dim)});
   };
+  if (settings.smooth_q)
+    if (Status status = means(in->q, work.q_means, work.q_mean_blocks, kQueryMeanRows); !status.ok()) return status;
+  if (settings.smooth_k) return means(in->k, work.k_means, work.k_mean_blocks, kKeyMeanRows);
+  return {};
+}
+
+/// Codes and scales of every form in the layout, each place once.
+Status encode_inputs(const Inputs& in, const schedule::Documents& documents, const SavedLayout& layout, int threads, void* base) {
+  const auto operand_of = [&](int index) { return index <= kQSecond ? in.q : index <= kKDiagonal ? in.k : in.v; };
   for (int index = 0; index < kForms; ++index) {
     const FormPlace& place = layout.forms[index];
     const bool done = std::any_of(layout.forms, layout.forms + index,
@@ -51,12 +66,16 @@ Status forward_with(Isa isa, const Problem& problem, const Recipe& recipe, const
   const WorkspaceLayout work = workspace_layout(problem, recipe, Pass::forward, threads);
   const SavedLayout layout = saved ? saved_layout(problem, recipe, true) : work.forward_forms;
   void* base = saved ? saved : static_cast<char*>(workspace) + work.forms;
-  if (Status status = encode_inputs(problem, settings, documents, tensors, layout, threads, base); !status.ok()) return status;
+  Inputs inputs{{tensors.q, problem.query_heads, problem.head_dim, settings.rotate},
+                {tensors.k, problem.key_heads, problem.head_dim, settings.rotate},
+                {tensors.v, problem.key_heads, problem.head_dim}};
+  if (Status status = take_means(settings, documents, work, threads, workspace, &inputs); !status.ok()) return status;
+  if (Status status = encode_inputs(inputs, documents, layout, threads, base); !status.ok()) return status;
 
   const BlockSizes sizes = block_sizes(recipe);
   const WorkTable table(documents, sizes, static_cast<char*>(workspace) + work.table);
   const auto operand = [&](FormIndex index, int heads) {
-    return operand_at(layout.forms[index], base, sizes, heads, problem.head_dim);
+    return operand_at(layout.forms[index], base, sizes, documents, heads, problem.head_dim);
   };
   ForwardCall call;
   call.settings = &settings;
@@ -66,6 +85,10 @@ Status forward_with(Isa isa, const Problem& problem, const Recipe& recipe, const
   call.v_diagonal = operand(kVDiagonal, problem.key_heads);
   call.o = tensors.o;
   call.lse = tensors.lse;
+  call.q_rows = tensors.q;
+  call.k_rows = tensors.k;
+  if (settings.smooth_q) call.q_means = {inputs.q.subtract, sizes.index(kQueryMeanRows), kQueryMeanRows};
+  if (settings.smooth_k) call.k_means = {inputs.k.subtract, sizes.index(kKeyMeanRows), kKeyMeanRows};
   if (saved) {
     call.m = reinterpret_cast<float*>(static_cast<char*>(saved) + layout.m);
     call.l = reinterpret_cast<float*>(static_cast<char*>(saved) + layout.l);

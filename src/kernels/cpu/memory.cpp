@@ -8,6 +8,7 @@ namespace flamia::cpu {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
+static_assert(kKeyMeanRows == quantize::kWholeDocument);
 
 /// Hands out aligned parts of a buffer.
 class Parts {
@@ -51,6 +52,8 @@ void place_forms(std::initializer_list<std::pair<FormIndex, const Quantisation*>
 }  // namespace
 
 Quantisation per_token(const Quantisation& form) {
+  if (form.group.kind != Group::Kind::blocks || form.group.rows == 1) return form;
+  if (form.group.columns != 0) return {form.element, {Group::Kind::blocks, 1, 0}, ScaleType::ue8m0, ScaleRule::ceil};
   Quantisation made = form;
   made.group.rows = 1;
   return made;
@@ -84,19 +87,31 @@ SavedLayout saved_layout(const Problem& problem, const Recipe& recipe, bool trai
 BlockSizes block_sizes(const Recipe& recipe) {
   BlockSizes sizes;
   for (const OperandPolicy* policy : {&recipe.q, &recipe.k, &recipe.v, &recipe.d_out})
-    for (const Quantisation* form : {&policy->first, &policy->second})
-      if (form->group.kind == Group::Kind::blocks && form->group.rows != 1 && sizes.index(*form) < 0)
-        sizes.rows[sizes.count++] = quantize::rows_of(form->group);
+    for (const Quantisation* form : {&policy->first, &policy->second}) {
+      if (form->group.kind == Group::Kind::blocks && form->group.rows != 1) sizes.add(quantize::rows_of(form->group));
+      if (form->rule == ScaleRule::two_level) sizes.add(quantize::kFirstLevelRows);
+    }
+  if (recipe.smoothing.q) sizes.add(kQueryMeanRows);
+  if (recipe.smoothing.k) sizes.add(kKeyMeanRows);
   return sizes;
 }
 
-int BlockSizes::index(const Quantisation& form) const {
+int BlockSizes::index(std::int64_t tokens) const {
   for (int i = 0; i < count; ++i)
-    if (form.group.kind == Group::Kind::blocks && rows[i] == quantize::rows_of(form.group)) return i;
+    if (rows[i] == tokens) return i;
   return -1;
 }
 
-Operand operand_at(const FormPlace& place, const void* base, const BlockSizes& sizes, int heads, int dim) {
+int BlockSizes::index(const Quantisation& form) const {
+  return form.group.kind == Group::Kind::blocks ? index(quantize::rows_of(form.group)) : -1;
+}
+
+void BlockSizes::add(std::int64_t tokens) {
+  if (index(tokens) < 0) rows[count++] = tokens;
+}
+
+Operand operand_at(const FormPlace& place, const void* base, const BlockSizes& sizes, const schedule::Documents& documents,
+                   int heads, int dim) {
   Operand operand;
   if (!place.present) return operand;
   const Quantisation& form = place.form;
@@ -110,6 +125,10 @@ Operand operand_at(const FormPlace& place, const void* base, const BlockSizes& s
   operand.columns = form.group.kind == Group::Kind::blocks ? form.group.columns : 0;
   operand.column_groups = static_cast<int>(quantize::column_groups(form.group, dim));
   operand.tensor_scale = form.tensor_scale;
+  if (form.rule == ScaleRule::two_level) {
+    operand.first_levels = operand.scales + quantize::group_scale_bytes(form, documents, heads, dim);
+    operand.tile_size = sizes.index(quantize::kFirstLevelRows);
+  }
   operand.heads = heads;
   operand.dim = dim;
   return operand;
@@ -122,6 +141,15 @@ WorkspaceLayout workspace_layout(const Problem& problem, const Recipe& recipe, P
   if (pass == Pass::forward) {
     layout.forward_forms = saved_layout(problem, recipe, false);
     layout.forms = parts.take(layout.forward_forms.bytes);
+    const std::int64_t dim = problem.head_dim;
+    if (recipe.smoothing.q) {
+      layout.q_mean_blocks = problem.tokens / kQueryMeanRows + problem.documents;
+      layout.q_means = parts.take_array<float>(layout.q_mean_blocks * problem.query_heads * dim);
+    }
+    if (recipe.smoothing.k) {
+      layout.k_mean_blocks = problem.documents;
+      layout.k_means = parts.take_array<float>(layout.k_mean_blocks * problem.key_heads * dim);
+    }
   } else {
     layout.d_o = place_form(recipe.d_out.first, problem, problem.query_heads, parts);
     layout.d_o_second = recipe.d_out.second == recipe.d_out.first

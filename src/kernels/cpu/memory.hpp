@@ -3,7 +3,7 @@
 //
 //   saved      codes and scales of every form of Q, K and V that the recipe has (equal forms once, q, k, v themselves not),
 //              then m and l, [query_heads, tokens] FP32 each. BF16 operands are saved as BF16.
-//   workspace  the table of work (work.hpp); forward without `saved`: the forms of the scores and of O; backward: the forms of dO,
+//   workspace  the table of work (work.hpp); forward: means for smoothing, [blocks, heads, head_dim] FP32; forward without `saved`: the forms of the scores and of O; backward: the forms of dO,
 //              D' [query_heads, tokens] FP32, and for FP16 dQ the exponent bound [key_heads, tokens] and pre-scale [query_heads, tokens]
 //              int16 each; then one scratch per thread.
 #pragma once
@@ -12,6 +12,7 @@
 
 #include "flamia/attention.hpp"
 #include "kernels/cpu/call.hpp"
+#include "schedule/documents.hpp"
 
 namespace flamia::cpu {
 
@@ -37,9 +38,11 @@ SavedLayout saved_layout(const Problem& problem, const Recipe& recipe, bool trai
 
 struct WorkspaceLayout {
   std::size_t table = 0;
-  SavedLayout forward_forms;  // forward: used when there is no saved buffer
-  std::size_t forms = 0;      // where they start
-  FormPlace d_o, d_o_second;  // backward
+  SavedLayout forward_forms;                          // forward: used when there is no saved buffer
+  std::size_t forms = 0;                              // where they start
+  std::size_t q_means = 0, k_means = 0;               // forward, for smoothing
+  std::int64_t q_mean_blocks = 0, k_mean_blocks = 0;  // room for so many
+  FormPlace d_o, d_o_second;                          // backward
   std::size_t d = 0, exponent_bound = 0, pre_scale = 0;
   std::size_t scratch = 0, scratch_bytes = 0;  // per thread
   std::size_t bytes = 0;
@@ -47,18 +50,27 @@ struct WorkspaceLayout {
 
 WorkspaceLayout workspace_layout(const Problem& problem, const Recipe& recipe, Pass pass, int threads);
 
-/// The distinct block sizes (tokens, more than 1) of all forms of the recipe, for the table of work.
+/// The distinct block sizes (tokens, more than 1) of all forms of the recipe and of its means, for the table of work.
 struct BlockSizes {
+  static constexpr int kMost = 10;  // two forms each of Q, K, V and dO, two means
   int count = 0;
-  std::int64_t rows[8] = {};
+  std::int64_t rows[kMost] = {};
   int index(const Quantisation& form) const;  // -1 for forms without blocks of more than one token
+  int index(std::int64_t tokens) const;       // -1 if there is none
+  void add(std::int64_t tokens);              // once
 };
+
+/// Tokens of a block of which smoothing subtracts the mean: a tile of queries, all keys of a document.
+inline constexpr std::int64_t kQueryMeanRows = kTile;
+inline constexpr std::int64_t kKeyMeanRows = std::int64_t{1} << 40;
 BlockSizes block_sizes(const Recipe& recipe);
 
 /// The form at `place` inside `base` as the tile code reads it; not present if `place` is not.
-Operand operand_at(const FormPlace& place, const void* base, const BlockSizes& sizes, int heads, int dim);
+Operand operand_at(const FormPlace& place, const void* base, const BlockSizes& sizes, const schedule::Documents& documents,
+                   int heads, int dim);
 
-/// V (or K) with an exponent per token, for tiles that the mask's right edge cuts.
+/// V (or K) with an exponent per token, for tiles that the mask's right edge cuts. Scales along tokens (NVFP4, MXFP4) give way to a power
+/// of two, which folds into P.
 Quantisation per_token(const Quantisation& form);
 
 }  // namespace flamia::cpu

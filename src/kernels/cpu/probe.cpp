@@ -7,6 +7,8 @@ void ProbeCounts::add(const ProbeCounts& other) {
   pairs += other.pairs;
   p_zero += other.p_zero;
   p_saturated += other.p_saturated;
+  p_compared += other.p_compared;
+  p_equal += other.p_equal;
   ds_pairs += other.ds_pairs;
   ds_zero_q += other.ds_zero_q;
   ds_zero_k += other.ds_zero_k;

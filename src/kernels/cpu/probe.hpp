@@ -12,6 +12,8 @@ struct ProbeCounts {
   std::int64_t pairs = 0;        // visible pairs
   std::int64_t p_zero = 0;       // code of P (as the product with V sees it) is 0 though exp2(t - m) is not
   std::int64_t p_saturated = 0;  // value of P before rounding lies beyond the largest code by more than rounding covers
+  std::int64_t p_compared = 0;   // with an approximation of exp2: visible pairs ...
+  std::int64_t p_equal = 0;      // ... whose code is the one that exp2 gives
   // backward pass; "q" = the payload of dQ, "k" = that of dK
   std::int64_t ds_pairs = 0;   // visible pairs with dS != 0
   std::int64_t ds_zero_q = 0;  // of those, payload 0

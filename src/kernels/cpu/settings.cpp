@@ -3,6 +3,7 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -25,14 +26,57 @@ Status check_problem(const Problem& p) {
   return {};
 }
 
-/// What the tile code can do with a form of Q, K, V or dO; it needs a scale that is exact in FP32.
+/// What the tile code can do with a form of Q, K, V or dO.
 Status check_operand(const char* name, const Quantisation& form, int dim) {
   if (Status status = quantize::check_form(form, dim); !status.ok())
     return Status(status.code(), std::string(name) + ": " + status.message());
-  if (form.scale == ScaleType::f32 && form.group.kind == Group::Kind::blocks)
+  if (form.scale == ScaleType::f32 && form.group.kind == Group::Kind::blocks && form.group.columns != 0)
     return Status::unsupported(
         std::string(name) +
-        " has FP32 scales per block, which the CPU backend does not compute yet; use a power-of-two scale (ue8m0)");
+        " has FP32 scales per group of channels, which the CPU backend does not compute; use all channels, or "
+        "scales of type e4m3 or ue8m0");
+  return {};
+}
+
+/// Tokens over which an operand's FP32 scales are constant, at most a tile.
+int scale_piece(const Quantisation& form) {
+  const bool blocks = form.group.kind == Group::Kind::blocks && form.scale == ScaleType::f32;
+  return blocks ? static_cast<int>(std::min<std::int64_t>(quantize::rows_of(form.group), schedule::kTile)) : schedule::kTile;
+}
+
+/// The pieces in which products over tokens are summed, from the operand's scales and from those of P or dS along the contraction.
+Status lower_pieces(const Recipe& r, Settings& s) {
+  const auto outer = [](const Payload& p) {
+    return p.kind == Payload::Kind::blocks && (p.scale == ScaleType::f32 || p.two_level || p.first_level != 1.f);
+  };
+  const auto along = [](const Payload& p, int extent) {
+    return p.kind == Payload::Kind::blocks && p.scale == ScaleType::f32 ? extent : schedule::kTile;
+  };
+  struct Piece {
+    const char* product;
+    int* piece;
+    const Quantisation& form;
+    const Payload& payload;
+    int extent;     // of the payload's blocks along the contraction
+    int promotion;  // -1: none to choose
+  };
+  const Piece pieces[] = {{"O", &s.o_piece, r.v.first, s.p_first, s.p_first.columns, s.promote_keys},
+                          {"dV", &s.d_v_piece, r.d_out.second, s.p_second, s.p_second.rows, s.promote_queries},
+                          {"dQ", &s.d_q_piece, r.k.second, s.ds_first, s.ds_first.columns, -1},
+                          {"dK", &s.d_k_piece, r.q.second, s.ds_second, s.ds_second.rows, s.promote_queries}};
+  for (const Piece& p : pieces) {
+    *p.piece = std::min(scale_piece(p.form), along(p.payload, p.extent));
+    if (*p.piece < 16 || schedule::kTile % *p.piece != 0)
+      return Status::unsupported(std::string(p.product) + ": FP32 scales change every " + std::to_string(*p.piece) +
+                                 " tokens along the contraction; the CPU backend takes 16, 32, 64 or 128");
+    const bool factors = outer(p.payload) || p.form.rule == ScaleRule::two_level ||
+                         (p.form.scale == ScaleType::f32 && p.form.group.kind == Group::Kind::blocks);
+    if (p.promotion == 0 && factors)
+      return Status::unsupported(
+          std::string(p.product) +
+          " multiplies every partial sum with FP32 scales, so it is promoted with each; promote=0 is for forms "
+          "without");
+  }
   return {};
 }
 
@@ -40,6 +84,10 @@ Status lower_payload(const char* name, const Quantisation& form, bool is_p, Payl
   const std::string where = std::string(name) + ": ";
   Payload made;
   made.element = form.element;
+  made.scale = form.scale;
+  made.two_level = form.rule == ScaleRule::two_level;
+  made.first_level = made.two_level ? 1.f : form.tensor_scale;
+  made.first_level_log2 = static_cast<float>(std::log2(static_cast<double>(made.first_level)));
   made.floor = form.rule == ScaleRule::floor;
   made.amax = form.rule == ScaleRule::amax;
   switch (form.group.kind) {
@@ -60,19 +108,19 @@ Status lower_payload(const char* name, const Quantisation& form, bool is_p, Payl
   }
   if ((form.element == Element::bf16) != (made.kind == Payload::Kind::plain))
     return Status::invalid(where + "BF16 goes with group none, and every other element needs a scale group");
-  if (form.element != Element::bf16 && form.element != Element::e4m3)
-    return Status::unsupported(where + "the CPU backend rounds P and dS to BF16 or E4M3; use one of them");
+  if (form.element == Element::e5m2)
+    return Status::unsupported(where + "the CPU backend rounds P and dS to BF16, E4M3, E2M1 or INT8; use one of them");
+  if (made.kind == Payload::Kind::tensor && !is_p && form.element != Element::e4m3)
+    return Status::unsupported(where + "one scale of dS for the tensor is computed for E4M3 only; use blocks");
   if (is_p && made.kind == Payload::Kind::tensor)
     made.kind = Payload::Kind::constant;  // P <= 1 whatever the input: 2^B is its tensor scale
-  if (made.amax && made.kind == Payload::Kind::blocks)
-    return Status::unsupported(where + "blocks of P and dS have power-of-two scales; use rule ceil or floor");
   if (made.kind == Payload::Kind::blocks) {
     if (form.group.rows > 0) made.rows = form.group.rows;
     if (form.group.columns > 0) made.columns = form.group.columns;
     if (schedule::kTile % made.rows != 0 || schedule::kTile % made.columns != 0)
       return Status::invalid(where + "a block of " + std::to_string(made.rows) + " x " + std::to_string(made.columns) +
                              " does not divide the 128 x 128 tile");
-    if (is_p && made.rows != 1 && made.columns != 1)
+    if (made.scale == ScaleType::ue8m0 && is_p && made.rows != 1 && made.columns != 1)
       return Status::unsupported(where + "blocks of P lie along the contracted axis (1 x n for O, n x 1 for dV)");
   }
   *out = made;
@@ -83,9 +131,11 @@ Status lower_payload(const char* name, const Quantisation& form, bool is_p, Payl
 bool scale_varies_along_contraction(const Recipe& r, const Settings& s) {
   const auto inner = [](const Quantisation& f) { return f.group.kind == Group::Kind::blocks && f.group.columns != 0; };
   for (const OperandPolicy* policy : {&r.q, &r.k, &r.v, &r.d_out})
-    if (inner(policy->first) || inner(policy->second) || policy->first.element == Element::bf16 ||
-        policy->second.element == Element::bf16)
-      return true;
+    for (const Quantisation* form : {&policy->first, &policy->second})
+      if ((r.trains || (form == &policy->first && policy != &r.d_out)) &&
+          (inner(*form) || (form->element != Element::e4m3 && form->element != Element::e5m2)))
+        return true;
+  if (!r.trains) return s.p_first.kind != Payload::Kind::constant;
   const bool ds = s.one_ds_payload || s.ds_first.kind != Payload::Kind::blocks || s.ds_first.columns != schedule::kTile ||
                   s.ds_second.rows < 64;
   return ds || s.p_first.kind != Payload::Kind::constant || s.p_second.kind != Payload::Kind::constant;
@@ -104,10 +154,39 @@ numerics::Exp2Kind exp2_kind(Exp2 kind) {
   }
 }
 
+/// B of a constant scale 2^B of P: P * 2^B stays below the largest code.
+int constant_exponent(Element element, numerics::RowReference reference) {
+  if (element == Element::bf16) return 0;
+  return element == Element::e2m1 ? 2 : element == Element::int8 ? 6 : numerics::code_exponent(reference);
+}
+
+std::string unsmoothed(Recipe recipe) {
+  recipe.smoothing = {};
+  return recipe.name();
+}
+
+LogCodes log_codes(Exp2 kind) {
+  switch (kind) {
+    case Exp2::direct:
+      return LogCodes::direct;
+    case Exp2::mitchell:
+      return LogCodes::mitchell;
+    case Exp2::schraudolph:
+      return LogCodes::schraudolph;
+    default:
+      return LogCodes::none;
+  }
+}
+
 Status check_fold(const char* field, const Quantisation& form) {
-  if (form.group.kind == Group::Kind::blocks && form.group.columns == 0 && form.scale == ScaleType::ue8m0) return {};
+  const bool blocks = form.group.kind == Group::Kind::blocks;
+  if (form.element == Element::bf16 || (blocks && form.group.rows == 1)) return {};  // nothing to do
+  if (blocks && form.group.columns == 0 && form.scale == ScaleType::ue8m0) return {};
+  if (blocks && form.group.columns == 1 && form.group.rows > 0 && schedule::kTile % form.group.rows == 0 &&
+      form.tensor_scale == 1.f)
+    return {};
   return Status::unsupported(std::string("safety.") + field +
-                             " needs a power-of-two exponent per token or token-block of that operand");
+                             " needs a power-of-two exponent per token or token-block of that operand, or scales along its tokens");
 }
 
 }  // namespace
@@ -132,18 +211,14 @@ Status lower(const Problem& problem, const Recipe& recipe, Settings* settings) {
   for (const auto& [name, policy] : operands)
     for (const Quantisation* form : {&policy->first, &policy->second})
       if (Status status = check_operand(name, *form, problem.head_dim); !status.ok()) return status;
-  if (recipe.smoothing.q || recipe.smoothing.k)
-    return Status::unsupported(
-        "recipe " + recipe.name() +
-        " subtracts token means (smoothing), which the CPU backend does not compute; use mxfp8 or mxfp8-exact");
-  if (recipe.d_out_times_v_bf16)
-    return Status::unsupported("recipe " + recipe.name() +
-                               " keeps dO * Vt in BF16, which the CPU backend does not compute; use mxfp8 or mxfp8-exact");
-  if (recipe.softmax.exp2 == Exp2::direct)
-    return Status::unsupported(
-        "recipe " + recipe.name() +
-        " makes the codes of P without exp2 (direct), which the CPU backend does not compute; use exp2 mitchell or schraudolph");
-
+  s.smooth_q = recipe.smoothing.q;
+  s.smooth_k = recipe.smoothing.k;
+  const bool window =
+      s.reach.left < schedule::MaskReach::kUnlimited || (s.reach.right > 0 && s.reach.right < schedule::MaskReach::kUnlimited);
+  if ((s.smooth_q || s.smooth_k) && window)
+    return Status::unsupported("recipe \"" + recipe.name() +
+                               "\" subtracts means over tokens (smoothing), which a sliding window does not define; use \"" +
+                               unsmoothed(recipe) + "\", or causal or full attention");
   if (Status status = lower_payload("p.first", recipe.p.first, true, &s.p_first); !status.ok()) return status;
   if (Status status = lower_payload("p.second", recipe.p.second, true, &s.p_second); !status.ok()) return status;
   s.one_ds_payload = recipe.one_ds_payload;
@@ -155,13 +230,16 @@ Status lower(const Problem& problem, const Recipe& recipe, Settings* settings) {
 
   s.reference =
       recipe.softmax.reference == RowReferenceRule::tilesum ? numerics::RowReference::tilesum : numerics::RowReference::phase32;
-  s.code_exponent = s.p_first.kind == Payload::Kind::constant ? numerics::code_exponent(s.reference) : 0;
+  s.code_exponent = s.p_first.kind == Payload::Kind::constant ? constant_exponent(recipe.p.first.element, s.reference) : 0;
   if ((s.p_second.kind == Payload::Kind::constant) != (s.p_first.kind == Payload::Kind::constant))
     return Status::unsupported("p: both products scale P by the same constant, or neither does");
   if (s.reference == numerics::RowReference::tilesum && s.p_first.kind != Payload::Kind::constant)
     return Status::unsupported(
         "softmax.reference = tilesum sums codes of P that carry a constant factor; use phase32 with BF16 or block scales of P");
   s.exp2 = exp2_kind(recipe.softmax.exp2);
+  if (s.p_first.kind == Payload::Kind::blocks && s.p_first.element == Element::e2m1) s.log_codes = log_codes(recipe.softmax.exp2);
+  if (s.log_codes != LogCodes::none && (s.p_first.rows != 1 || s.p_first.scale == ScaleType::f32))
+    return Status::unsupported("p.first: codes from the bits of the scores are made for blocks 1 x n with scales ue8m0 or e4m3");
   s.polynomial_degree = recipe.softmax.polynomial_degree;
   s.polynomial_sixteenths = recipe.softmax.polynomial_sixteenths;
   s.sum_unrounded = recipe.softmax.sum == SumOf::unrounded;
@@ -169,7 +247,8 @@ Status lower(const Problem& problem, const Recipe& recipe, Settings* settings) {
   if (s.gradient_of_codes && s.p_first.kind == Payload::Kind::blocks)
     return Status::unsupported(
         "gradient_p = codes needs codes of P with a constant factor; with block scales use gradient_p = unrounded");
-  s.classical = recipe.d_out.first.element == Element::bf16 && recipe.d_out.second.element == Element::bf16;
+  for (const Quantisation* form : {&recipe.d_out.first, &recipe.d_out.second})
+    s.classical = s.classical || form->element == Element::bf16 || form->element == Element::int8;
 
   s.promote_keys = recipe.accumulation.promote_keys;
   s.promote_queries = recipe.accumulation.promote_queries;
@@ -181,9 +260,10 @@ Status lower(const Problem& problem, const Recipe& recipe, Settings* settings) {
     s.accumulator = numerics::Accumulator::hopper13;
     if (scale_varies_along_contraction(recipe, s))
       return Status::unsupported(
-          "accumulation.model = hopper13 adds products of 8-bit codes; this recipe has BF16 operands or scales along the "
+          "accumulation.model = hopper13 adds products of FP8 codes; this recipe has other operands or scales along the "
           "contraction, which that instruction does not take");
   }
+  if (Status status = lower_pieces(recipe, s); !status.ok()) return status;
   s.dq_f16 = recipe.accumulation.dq_f16;
   s.prescale_sequence = recipe.accumulation.dq_prescale == PreScale::sequence;
   if (s.dq_f16 && (recipe.v.second.element == Element::bf16 || recipe.k.second.element == Element::bf16 || s.classical))

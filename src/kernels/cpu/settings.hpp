@@ -18,15 +18,22 @@ struct Payload {
     plain,     // BF16, no scale
     constant,  // P: times 2^B (in the argument of exp2); dS: times 2^8
     tensor,    // dS: one scale for the call, from a pass of its own
-    blocks,    // one exponent per block of the 128 x 128 tile
+    blocks,    // one scale per block of the 128 x 128 tile
   };
   Kind kind = Kind::plain;
   Element element = Element::bf16;
-  bool floor = false;             // exponent rule of blocks and tensor
-  bool amax = false;              // tensor: scale = amax / 448 in FP32, not a power of two
+  ScaleType scale = ScaleType::ue8m0;  // of blocks
+  bool floor = false;                  // exponent rule of blocks and tensor
+  bool amax = false;                   // tensor: scale = amax / 448 in FP32, not a power of two
+  bool two_level = false;              // blocks with E4M3 scales: a maximum of the tile's line along the contraction comes first
+  float first_level = 1.f;             // else this constant does
+  float first_level_log2 = 0.f;
   int rows = schedule::kTile;     // of a block: queries
   int columns = schedule::kTile;  // of a block: keys
 };
+
+/// 4-bit codes of P from the logarithm of P (tile/log_codes.hpp).
+enum class LogCodes : std::uint8_t { none, direct, mitchell, schraudolph };
 
 struct Settings {
   // problem
@@ -39,10 +46,12 @@ struct Settings {
   numerics::RowReference reference = numerics::RowReference::phase32;
   int code_exponent = 0;  // B: codes of P carry 2^B
   numerics::Exp2Kind exp2 = numerics::Exp2Kind::hardware;
+  LogCodes log_codes = LogCodes::none;
   int polynomial_degree = 3, polynomial_sixteenths = 0;
   bool sum_unrounded = false;      // l adds P before rounding (a control)
   bool gradient_of_codes = false;  // dS uses the codes of P
-  // dO itself and P = exp2(t - lse) in the backward pass, as FlashAttention; else dO / l and P = exp2(t - m). For unquantised dO.
+  // dO itself and P = exp2(t - lse) in the backward pass, as FlashAttention; else dO / l and P = exp2(t - m). For dO in BF16, and in
+  // INT8, which has no range to spare for the spread of 1 / l inside a block.
   bool classical = false;
   // payloads
   Payload p_first, p_second, ds_first, ds_second;
@@ -50,10 +59,13 @@ struct Settings {
   // accumulation
   numerics::Accumulator accumulator = numerics::Accumulator::fp32;
   int promote_keys = 128, promote_queries = 64;  // 0: never
+  // FP32 scales are constant over so many keys (O, dQ) or queries (dV, dK) of a product, which is summed in such pieces
+  int o_piece = schedule::kTile, d_v_piece = schedule::kTile, d_q_piece = schedule::kTile, d_k_piece = schedule::kTile;
   bool dq_f16 = false, prescale_sequence = false;
   // on tiles that the right edge of the mask cuts: V (and K for dQ) with an exponent per key
   bool fold_v = false, fold_k = false;
   bool rotate = false;
+  bool smooth_q = false, smooth_k = false;
 };
 
 /// Errors say which field this backend does not compute, and what it does.

@@ -5,7 +5,7 @@ namespace flamia::cpu {
 
 WorkTable::WorkTable(const schedule::Documents& documents, const BlockSizes& sizes, void* memory)
     : table_(static_cast<std::int64_t*>(memory)), stride_(2 + sizes.count), ranges_(documents.ranges().data()) {
-  std::int64_t blocks[8] = {};
+  std::int64_t blocks[BlockSizes::kMost] = {};
   std::int64_t index = 0;
   for (const schedule::DocumentRange& range : documents.ranges()) {
     if (range.length > 0) {

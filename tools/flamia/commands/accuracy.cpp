@@ -77,6 +77,7 @@ more. One line a head (dK, dV: key heads) and one for all: mean cosine and L2, g
   p_zero, p_saturated   of visible pairs: P rounded to zero, P beyond the largest code
   ds_zero_q, ds_zero_k  of dS that is not 0: rounded to zero in dQ's and in dK's payload; ds_sat_*: saturated
   ds_lost_q, ds_lost_k  their part of the sum of |dS|
+  p_equal               of visible pairs, where exp2 is approximated: P has the code that exp2 itself gives
 A recipe that this version does not compute is named at the end (exit code 3); the others are measured all the same.
 Without dout, and for recipes without a backward pass, the gradients stay blank. With --device cuda the shares stay blank: they are
 counted on the CPU.

@@ -142,6 +142,11 @@ class Output {
       std::vector<std::uint64_t> scale_shape(made.scale_shape.begin(), made.scale_shape.end());
       tensors_.push_back({name + ".scales" + suffix, dtype_of(form.scale), std::move(scale_shape), made.scales.data()});
     }
+    if (!made.first_levels.empty())
+      tensors_.push_back({name + ".tile_scales" + suffix,
+                          "F32",
+                          {extent(static_cast<std::int64_t>(made.first_levels.size()) / tensor.heads), extent(tensor.heads)},
+                          reinterpret_cast<const std::uint8_t*>(made.first_levels.data())});
     metadata_[name + ".granularity" + suffix] = granularity_text(form);
     metadata_[name + ".contraction" + suffix] = contraction;
     metadata_[name + ".rule" + suffix] = rule_text(form.rule);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Partial products join an FP32 sum: sum <- sum * correction + part * 2^e, one exponent per row of the output.
+// Partial products join an FP32 sum: sum <- sum * correction + part * 2^e * f, one exponent and factor per row of the output.
 #pragma once
 #include "kernels/cpu/tile/scores.hpp"
 
@@ -15,10 +15,10 @@ struct Sum {
 };
 
 /// sum += A[.., k0 ... k0 + count) B, in pieces of `interval` (0: the chain of products starts from the sum itself).
-/// e(row, k) = exponent of the part that holds k, constant inside a piece.
-template <class Exponent>
+/// e(row, k) = exponent of the part that holds k, f(row, k) its factor, both constant inside a piece; f = 1 if interval is 0.
+template <class Exponent, class Factor>
 static void accumulate(numerics::Accumulator model, const Sum& sum, Left a, Right b, int k_count, int interval, float* part,
-                       Exponent exponent) {
+                       Exponent exponent, Factor factor) {
   const int piece = interval == 0 ? k_count : interval;
   for (int k = 0; k < k_count; k += piece) {
     const int count = numerics::min_of(piece, k_count - k);
@@ -37,7 +37,7 @@ static void accumulate(numerics::Accumulator model, const Sum& sum, Left a, Righ
     for (int r = 0; r < sum.rows; ++r) {
       if (!sum.active[r]) continue;
       const int e = carry ? carried(exponent(r, k)) : exponent(r, k);
-      const float f0 = numerics::pow2(e >> 1), f1 = numerics::pow2(e - (e >> 1));
+      const float f0 = numerics::mul(numerics::pow2(e >> 1), factor(r, k)), f1 = numerics::pow2(e - (e >> 1));
       const float correction = carry ? 0.f : k == 0 && sum.correction ? sum.correction[r] : 1.f;
       float* out = sum.data + r * sum.dim;
       const float* in = part + r * sum.dim;

@@ -16,14 +16,15 @@ static void finish_row(const Settings& s, float* x, float factor, bool rotate) {
   if (rotate && s.head_dim == 128) numerics::rotate_back<128>(x);
 }
 
-/// Adds part * factor * 2^reference to dQ: in FP32, or in FP16 with the row's pre-scale, rounding the part and the sum.
-static void add_d_q(const Settings& s, const TileShape& t, const TileRows& rows, const std::int16_t* pre_scale, float factor,
-                    const float* part, float* sum) {
+/// Adds part * factors * 2^reference to dQ: in FP32, or in FP16 with the row's pre-scale, rounding the part and the sum.
+static void add_d_q(const Settings& s, const TileShape& t, const TileRows& rows, const std::int16_t* pre_scale,
+                    const float* factors, const float* part, float* sum) {
   for (int i = 0; i < t.queries; ++i) {
     if (!rows.seen[i]) continue;
     const int e = rows.reference[i] + (s.dq_f16 ? pre_scale[i] : 0);
     const float* in = part + i * s.head_dim;
     float* out = sum + i * s.head_dim;
+    const float factor = factors[i];
     if (s.dq_f16)
       for (int c = 0; c < s.head_dim; ++c) {
         const float x = numerics::decode_f16(numerics::encode_f16(times_pow2(numerics::mul(in[c], factor), e)));
@@ -48,22 +49,20 @@ static void record_codes(const BackwardCall& call, const Item& item, const TileS
 
 /// P for dV into b.p. rows.reference[j] = the exponent that stays outside: R - B, R = the greatest exponent of dO' among the tile's
 /// queries from key j - right reach on.
-static void p_of_d_v(const Settings& s, const TileShape& t, const Buffers& b) {
+static OuterFactors p_of_d_v(const Settings& s, const TileShape& t, const Buffers& b) {
   TileRows& rows = *b.rows;
   if (s.p_second.kind == Payload::Kind::blocks) {
     for (int j = 0; j < t.keys; ++j) {
       probabilities(s, j, b.scores + j * kTile, rows.rho, rows.m, 0.f, t.width, b.payload + j * kTile);
       mask_lanes(b.payload + j * kTile, rows.first[j], rows.last[j], t.width);
     }
-    const BlockExponents exponents = block_exponents(s.p_second, b.payload, t, -1, b);
+    const OuterFactors outer = round_blocks(s.p_second, b.payload, b.p, t, b);
     for (int j = 0; j < t.keys; ++j) {
-      const int* e = exponents.row(j);
       float* out = b.p + j * kTile;
-      round_with_exponents(s.p_second, b.payload + j * kTile, e, t.width, out);
-      for (int i = 0; i < t.width; ++i) out[i] = times_pow2(out[i], e[i] + rows.g2_exponent[i]);
+      for (int i = 0; i < t.width; ++i) out[i] = times_pow2(out[i], rows.g2_exponent[i]);
       rows.reference[j] = 0;
     }
-    return;
+    return outer;
   }
   int suffix[kTile + 1];
   suffix[t.queries] = numerics::kLeastExponent;
@@ -80,10 +79,7 @@ static void p_of_d_v(const Settings& s, const TileShape& t, const Buffers& b) {
     mask_lanes(out, rows.first[j], rows.last[j], t.width);
     rows.reference[j] = r - s.code_exponent;
   }
-}
-
-static float largest(Element element) {
-  return element == Element::e4m3 ? 448.f : element == Element::e5m2 ? 57344.f : element == Element::e2m1 ? 6.f : 127.f;
+  return {};
 }
 
 }  // namespace detail
@@ -107,7 +103,8 @@ static void prepare_rows_of_tile(const BackwardCall& call, const Item& item, Scr
   TileRows& rows = *b.rows;
   const std::int64_t q0 = item.tile * kTile, length = item.document.length;
   const int queries = clipped(length - q0, kTile);
-  const float factor = load_values(call.d_o, item.document, item.head, q0, queries, b.g, rows.g_exponent, rows.g_flagged);
+  const float factor =
+      load_values(call.d_o, item.document, item.head, q0, queries, b.g, rows.g_exponent, rows.g_scale, rows.g_flagged);
   for (int i = 0; i < queries; ++i) {
     const std::int64_t token = item.document.start + q0 + i, at = item.head * s.tokens + token;
     const float* g = b.g + i * s.head_dim;
@@ -123,10 +120,9 @@ static void prepare_rows_of_tile(const BackwardCall& call, const Item& item, Scr
     const std::int64_t last = least(q0 + i + s.reach.right, length - 1);
     const std::int64_t key_head = item.head / (s.query_heads / s.key_heads);
     const int exponent = call.exponent_bound[key_head * s.tokens + item.document.start + last] + rows.g_exponent[i];
-    const double bound = 2.002 * __builtin_sqrt(square) * static_cast<double>(factor) * static_cast<double>(call.l[at]) *
-                         static_cast<double>(detail::largest(call.v.element)) *
-                         static_cast<double>(detail::largest(call.k_second.element)) *
-                         __builtin_sqrt(static_cast<double>(s.head_dim));
+    const double bound = 2.002 * __builtin_sqrt(square) * static_cast<double>(factor) * static_cast<double>(rows.g_scale[i]) *
+                         static_cast<double>(call.l[at]) * static_cast<double>(largest_code(call.v.element)) *
+                         static_cast<double>(largest_code(call.k_second.element)) * __builtin_sqrt(static_cast<double>(s.head_dim));
     int e = 0;
     __builtin_frexp(bound, &e);  // bound < 2^e
     const bool nothing = !(bound > 0) || bound > 1e300;
@@ -148,7 +144,8 @@ static float greatest_ds_of_tile(const BackwardCall& call, const Item& item, Scr
     gradient_of_scores(call, t, b);
     for (int j = 0; j < t.keys; ++j)
       for (int i = 0; i < t.queries; ++i) {
-        const std::uint32_t x = magnitude_bits(times_pow2(b.ds[j * kTile + i], b.rows->g_exponent[i]));
+        const float ds = numerics::mul(times_pow2(b.ds[j * kTile + i], b.rows->g_exponent[i]), b.rows->g_scale[i]);
+        const std::uint32_t x = magnitude_bits(ds);
         greatest_bits = greatest_bits > x ? greatest_bits : x;
       }
   }
@@ -181,9 +178,14 @@ static void d_q_tile(const BackwardCall& call, const Item& item, Scratch scratch
     }
     for (int i = 0; i < t.width; ++i)
       rows.reference[i] = payload.has_outer ? payload.outer.row(0)[i] - payload.minus_partner * rows.q2_exponent[i] : 0;
-    product(s.accumulator, {b.payload, 1, kTile}, {k, s.head_dim}, b.part, s.head_dim, t.queries, s.head_dim, t.keys);
-    const float factor = numerics::mul(numerics::mul(call.ds_scale, rows.k_factor), rows.g_factor);
-    detail::add_d_q(s, t, rows, call.pre_scale + (s.dq_f16 ? first : 0), factor, b.part, b.sum0);
+    const float factor = numerics::mul(numerics::mul(call.ds_scale, rows.k2_factor), rows.g_factor);
+    for (int piece = 0; piece < t.keys; piece += s.d_q_piece) {
+      for (int i = 0; i < t.width; ++i)
+        rows.lane[i] = numerics::mul(factor, numerics::mul(payload.factors.at(piece, i), rows.k2_scale[piece]));
+      product(s.accumulator, {b.payload + piece * kTile, 1, kTile}, {k + piece * s.head_dim, s.head_dim}, b.part, s.head_dim,
+              t.queries, s.head_dim, numerics::min_of(s.d_q_piece, t.keys - piece));
+      detail::add_d_q(s, t, rows, call.pre_scale + (s.dq_f16 ? first : 0), rows.lane, b.part, b.sum0);
+    }
   }
   for (int i = 0; i < t.queries; ++i) {
     float* row = b.sum0 + i * s.head_dim;
@@ -216,9 +218,11 @@ static void d_k_d_v_tile(const BackwardCall& call, const Item& item, Scratch scr
       load_queries(call, item.document, head, t, true, b);
       for (int j = 0; j < t.keys; ++j) active[j] = rows.last[j] - rows.first[j];
       gradient_of_scores(call, t, b);
-      detail::p_of_d_v(s, t, b);
-      accumulate(s.accumulator, {b.sum1, t.keys, d, active, nullptr}, {b.p, kTile, 1}, {b.g, d}, t.queries, s.promote_queries,
-                 b.part, [&rows](int j, int) { return rows.reference[j]; });
+      const OuterFactors outer = detail::p_of_d_v(s, t, b);
+      accumulate(
+          s.accumulator, {b.sum1, t.keys, d, active, nullptr}, {b.p, kTile, 1}, {b.g, d}, t.queries,
+          numerics::min_of(s.promote_queries, s.d_v_piece), b.part, [&rows](int j, int) { return rows.reference[j]; },
+          [&](int j, int i) { return numerics::mul(outer.at(j, i), rows.g2_scale[i]); });
       PayloadCounts payload_counts;
       const DsPayload payload = make_payload(call, s.ds_second, DsUse::d_k, t, b, counts ? &payload_counts : nullptr);
       if (counts) {
@@ -230,20 +234,23 @@ static void d_k_d_v_tile(const BackwardCall& call, const Item& item, Scratch scr
       const int rows_of_block = payload.has_outer ? s.ds_second.rows : kTile;
       for (int q = 0; q < t.queries; q += rows_of_block) {
         const int count = numerics::min_of(rows_of_block, t.queries - q);
-        accumulate(s.accumulator, {b.sum0, t.keys, d, active, nullptr}, {b.payload + q, kTile, 1}, {b.q + q * d, d}, count,
-                   s.promote_queries, b.part, [&](int j, int) {
-                     return payload.has_outer ? payload.outer.row(j)[q] - payload.minus_partner * rows.k2_exponent[j] : 0;
-                   });
+        accumulate(
+            s.accumulator, {b.sum0, t.keys, d, active, nullptr}, {b.payload + q, kTile, 1}, {b.q + q * d, d}, count,
+            numerics::min_of(s.promote_queries, s.d_k_piece), b.part,
+            [&](int j, int) {
+              return payload.has_outer ? payload.outer.row(j)[q] - payload.minus_partner * rows.k2_exponent[j] : 0;
+            },
+            [&](int j, int i) { return numerics::mul(payload.factors.at(j, q + i), rows.q2_scale[q + i]); });
       }
     }
-  const float k_factor = numerics::mul(numerics::mul(call.ds_scale, rows.q_factor), rows.g_factor);
+  const float k_factor = numerics::mul(numerics::mul(call.ds_scale, rows.q2_factor), rows.g_factor);
   for (int j = 0; j < keys; ++j) {
     float* row = b.sum0 + j * d;
     detail::finish_row(s, row, k_factor, s.rotate);
     for (int c = 0; c < d; ++c) row[c] = numerics::mul(row[c], s.scale);
     write_row(call.d_k, item.document.start + t.k0 + j, item.head, s.key_heads, d, row);
     row = b.sum1 + j * d;
-    detail::finish_row(s, row, rows.g_factor, false);
+    detail::finish_row(s, row, rows.g2_factor, false);
     write_row(call.d_v, item.document.start + t.k0 + j, item.head, s.key_heads, d, row);
   }
 }

@@ -3,7 +3,7 @@
 #pragma once
 #include "kernels/cpu/dense.hpp"
 #include "kernels/cpu/tile/accumulate.hpp"
-#include "kernels/cpu/tile/payload.hpp"
+#include "kernels/cpu/tile/rounding.hpp"
 #include "numerics/softmax.hpp"
 
 namespace flamia::cpu::FLAMIA_ISA {
@@ -13,21 +13,29 @@ static void load_queries(const BackwardCall& call, const Document& document, int
                          const Buffers& b) {
   const Settings& s = *call.settings;
   TileRows& rows = *b.rows;
-  rows.q_factor = load_values(call.q, document, head, t.q0, t.queries, b.q, rows.q_exponent, rows.q_flagged);
+  rows.q_factor = load_values(call.q, document, head, t.q0, t.queries, b.q, rows.q_exponent, rows.q_scale, rows.q_flagged);
   transpose(b.q, t.queries, t.width, s.head_dim, b.q_t);
-  rows.g_factor = load_values(call.d_o, document, head, t.q0, t.queries, b.g, rows.g_exponent, rows.g_flagged);
+  rows.g_factor = load_values(call.d_o, document, head, t.q0, t.queries, b.g, rows.g_exponent, rows.g_scale, rows.g_flagged);
   transpose(b.g, t.queries, t.width, s.head_dim, b.g_t);
   for (int i = 0; i < t.queries; ++i) {
     rows.q_flagged[i] |= rows.g_flagged[i];
     rows.q2_exponent[i] = rows.q_exponent[i];
     rows.g2_exponent[i] = rows.g_exponent[i];
   }
+  rows.q2_factor = rows.q_factor;
+  rows.g2_factor = rows.g_factor;
+  for (int i = 0; i < t.width; ++i) {
+    rows.q2_scale[i] = rows.q_scale[i];
+    rows.g2_scale[i] = rows.g_scale[i];
+  }
   if (second && call.q_second.codes != call.q.codes) {
-    load_values(call.q_second, document, head, t.q0, t.queries, b.q, rows.q2_exponent, rows.other_flagged);
+    rows.q2_factor =
+        load_values(call.q_second, document, head, t.q0, t.queries, b.q, rows.q2_exponent, rows.q2_scale, rows.other_flagged);
     for (int i = 0; i < t.queries; ++i) rows.q_flagged[i] |= rows.other_flagged[i];
   }
   if (second && call.d_o_second.codes != call.d_o.codes) {
-    load_values(call.d_o_second, document, head, t.q0, t.queries, b.g, rows.g2_exponent, rows.g_flagged);
+    rows.g2_factor =
+        load_values(call.d_o_second, document, head, t.q0, t.queries, b.g, rows.g2_exponent, rows.g2_scale, rows.g_flagged);
     for (int i = 0; i < t.queries; ++i) rows.q_flagged[i] |= rows.g_flagged[i];
   }
   for (int i = t.queries; i < t.width; ++i) rows.q_exponent[i] = rows.q2_exponent[i] = rows.g_exponent[i] = rows.g2_exponent[i] = 0;
@@ -45,20 +53,24 @@ static void load_queries(const BackwardCall& call, const Document& document, int
 static const float* load_keys(const BackwardCall& call, const Document& document, int key_head, const TileShape& t, bool second,
                               const Buffers& b) {
   TileRows& rows = *b.rows;
-  rows.k_factor = load_values(call.k, document, key_head, t.k0, t.keys, b.k, rows.k_exponent, rows.k_flagged);
+  rows.k_factor = load_values(call.k, document, key_head, t.k0, t.keys, b.k, rows.k_exponent, rows.k_scale, rows.k_flagged);
   const Operand& v = t.right_cut && call.v_diagonal.present() ? call.v_diagonal : call.v;
-  rows.v_factor = load_values(v, document, key_head, t.k0, t.keys, b.v, rows.v_exponent, rows.v_flagged);
+  rows.v_factor = load_values(v, document, key_head, t.k0, t.keys, b.v, rows.v_exponent, rows.v_scale, rows.v_flagged);
   const Operand& k2 = t.right_cut && call.k_diagonal.present() ? call.k_diagonal : call.k_second;
   if (!second || k2.codes == call.k.codes) {
-    for (int j = 0; j < t.keys; ++j) rows.k2_exponent[j] = rows.k_exponent[j];
+    rows.k2_factor = rows.k_factor;
+    for (int j = 0; j < t.keys; ++j) {
+      rows.k2_exponent[j] = rows.k_exponent[j];
+      rows.k2_scale[j] = rows.k_scale[j];
+    }
     return b.k;
   }
-  load_values(k2, document, key_head, t.k0, t.keys, b.k2, rows.k2_exponent, rows.other_flagged);
+  rows.k2_factor = load_values(k2, document, key_head, t.k0, t.keys, b.k2, rows.k2_exponent, rows.k2_scale, rows.other_flagged);
   for (int j = 0; j < t.keys; ++j) rows.k_flagged[j] |= rows.other_flagged[j];
   return b.k2;
 }
 
-/// b.scores = y and b.ds = P (dP' - D') in units of dO's exponent; 0 for masked pairs, NaN for flagged ones.
+/// b.scores = y and b.ds = P (dP' - D') in units of dO's exponent and factor of the token; 0 for masked pairs, NaN for flagged ones.
 static void gradient_of_scores(const BackwardCall& call, const TileShape& t, const Buffers& b) {
   const Settings& s = *call.settings;
   TileRows& rows = *b.rows;
@@ -74,7 +86,8 @@ static void gradient_of_scores(const BackwardCall& call, const TileShape& t, con
       for (int i = 0; i < t.width; ++i) rows.lane[i] = numerics::mul(rows.lane[i], unit);
     }
     const int e = rows.v_exponent[j];
-    const float f0 = numerics::mul(numerics::pow2(e >> 1), rows.v_factor), f1 = numerics::pow2(e - (e >> 1));
+    const float f0 = numerics::mul(numerics::mul(numerics::pow2(e >> 1), rows.v_factor), rows.v_scale[j]),
+                f1 = numerics::pow2(e - (e >> 1));
     float* ds = b.ds + j * kTile;
     for (int i = 0; i < t.width; ++i) ds[i] = numerics::mul(rows.lane[i], numerics::fma(numerics::mul(ds[i], f0), f1, -rows.d[i]));
     mask_lanes(ds, rows.first[j], rows.last[j], t.width);
@@ -108,14 +121,20 @@ static DsExponents exponents_before(const Payload& form, bool one_payload, DsUse
   return {true, use == DsUse::d_k, use == DsUse::d_q, 0};
 }
 
+/// |dS| in the units of the call's tensors, short of the softmax scale.
+FLAMIA_FN double mass(const TileRows& rows, int i, float ds) {
+  return static_cast<double>(times_pow2(numerics::abs_of(ds), rows.g_exponent[i])) * static_cast<double>(rows.g_scale[i]) *
+         static_cast<double>(rows.g_factor);
+}
+
+/// `before`: what was rounded, in units of the code; null where scales follow from the maximum and nothing saturates.
 static void count_payload(const Payload& form, const TileRows& rows, const float* ds, const float* before, const float* code,
                           int first, int last, PayloadCounts* counts) {
   for (int i = first; i < last; ++i) {
-    counts->saturated += saturates(form.element, before[i]);
+    counts->saturated += before && saturates(form.element, before[i]);
     if (ds[i] == 0.f || code[i] != 0.f) continue;
     ++counts->zero;
-    counts->lost +=
-        static_cast<double>(times_pow2(numerics::abs_of(ds[i]), rows.g_exponent[i])) * static_cast<double>(rows.g_factor);
+    counts->lost += mass(rows, i, ds[i]);
   }
 }
 
@@ -126,7 +145,8 @@ static void count_payload(const Payload& form, const TileRows& rows, const float
 struct DsPayload {
   BlockExponents outer;  // valid if `has_outer`
   bool has_outer;
-  int minus_partner;  // 1: the outer exponent of a row of the output is less by that row's own exponent (one payload a tile)
+  int minus_partner;     // 1: the outer exponent of a row of the output is less by that row's own exponent (one payload a tile)
+  OuterFactors factors;  // of E4M3 and FP32 scales
 };
 
 static DsPayload make_payload(const BackwardCall& call, const Payload& form, DsUse use, const TileShape& t, const Buffers& b,
@@ -144,7 +164,13 @@ static DsPayload make_payload(const BackwardCall& call, const Payload& form, DsU
     const int key = before.of_key ? rows.k2_exponent[j] : 0;
     const float* ds = b.ds + j * kTile;
     float* z = b.p + j * kTile;
-    for (int i = 0; i < t.width; ++i) z[i] = times_pow2(ds[i], lane_exponent[i] + key);
+    for (int i = 0; i < t.width; ++i) z[i] = numerics::mul(times_pow2(ds[i], lane_exponent[i] + key), rows.g_scale[i]);
+  }
+  if (blocks && form.scale != ScaleType::ue8m0) {
+    const OuterFactors factors = round_blocks(form, b.p, b.payload, t, b);
+    for (int j = 0; counts && j < t.keys; ++j)
+      detail::count_payload(form, rows, b.ds + j * kTile, nullptr, b.payload + j * kTile, rows.first[j], rows.last[j], counts);
+    return {{}, false, 0, factors};
   }
   BlockExponents exponents{};
   if (blocks) exponents = block_exponents(form, b.p, t, use == DsUse::d_k && !one ? s.reach.right : -1, b);
@@ -166,7 +192,7 @@ static DsPayload make_payload(const BackwardCall& call, const Payload& form, DsU
     for (int i = 0; i < t.width; ++i)
       out[i] = times_pow2(out[i], (blocks ? e[i] : 0) + partner + (partner_after ? lane_partner[i] : 0));
   }
-  return {exponents, outer, one && whole_tile ? 1 : 0};
+  return {exponents, outer, one && whole_tile ? 1 : 0, {}};
 }
 
 /// Sum of |dS| and how many are not 0.
@@ -176,8 +202,7 @@ static void count_gradients(const TileShape& t, const TileRows& rows, const floa
       const float x = ds[j * kTile + i];
       if (x == 0.f) continue;
       ++counts->ds_pairs;
-      counts->ds_mass +=
-          static_cast<double>(times_pow2(numerics::abs_of(x), rows.g_exponent[i])) * static_cast<double>(rows.g_factor);
+      counts->ds_mass += detail::mass(rows, i, x);
     }
 }
 

@@ -60,15 +60,41 @@ static void exp2_lanes(const Settings& s, int key, float* x, int width) {
   }
 }
 
-/// code[i] = value of the code nearest to x[i].
+/// code[i] = value of the code nearest to x[i]. NaN stays NaN, also where the type has none: it marks a flagged pair.
 static void round_lanes(Element element, const float* x, float* code, int width) {
-  if (element == Element::bf16)
-    for (int i = 0; i < width; ++i) code[i] = numerics::round_bf16(x[i]);
-  else
-    for (int i = 0; i < width; ++i) code[i] = numerics::round_e4m3(x[i]);
+  switch (element) {
+    case Element::bf16:
+      for (int i = 0; i < width; ++i) code[i] = numerics::round_bf16(x[i]);
+      break;
+    case Element::e2m1:
+      for (int i = 0; i < width; ++i) {
+        const float rounded = numerics::decode<numerics::kE2M1>(numerics::encode<numerics::kE2M1>(x[i]));
+        code[i] = numerics::is_nan(x[i]) ? x[i] : rounded;
+      }
+      break;
+    case Element::int8:
+      for (int i = 0; i < width; ++i) {
+        const float rounded = numerics::decode_int8(numerics::encode_int8(x[i]));
+        code[i] = numerics::is_nan(x[i]) ? x[i] : rounded;
+      }
+      break;
+    default:
+      for (int i = 0; i < width; ++i) code[i] = numerics::round_e4m3(x[i]);
+      break;
+  }
 }
 
-/// Value that rounding to E4M3 saturates.
-FLAMIA_FN bool saturates(Element element, float x) { return element == Element::e4m3 && numerics::abs_of(x) > 464.f; }
+/// Value that lies beyond the largest code by more than rounding covers.
+FLAMIA_FN bool saturates(Element element, float x) {
+  const float limit = element == Element::e4m3   ? 464.f
+                      : element == Element::e2m1 ? 7.f
+                      : element == Element::int8 ? 127.5f
+                                                 : numerics::infinity();
+  return numerics::abs_of(x) > limit;
+}
+
+constexpr float largest_code(Element element) {
+  return element == Element::e4m3 ? 448.f : element == Element::e5m2 ? 57344.f : element == Element::e2m1 ? 6.f : 127.f;
+}
 
 }  // namespace flamia::cpu::FLAMIA_ISA

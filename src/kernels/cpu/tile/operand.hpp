@@ -14,6 +14,12 @@ static std::int64_t scale_row(const Operand& form, const Document& document, std
   return document.blocks_before[form.block_size] + position / form.rows;
 }
 
+static float f32_at(const std::uint8_t* numbers, std::int64_t index) {
+  std::uint32_t bits = 0;
+  for (int byte = 3; byte >= 0; --byte) bits = bits << 8 | numbers[4 * index + byte];
+  return numerics::float_of(bits);
+}
+
 /// Value of a stored scale; `flagged` if it marks NaN or infinity.
 static float scale_value(const Operand& form, std::int64_t index, bool* flagged) {
   float value = 1.f;
@@ -21,15 +27,18 @@ static float scale_value(const Operand& form, std::int64_t index, bool* flagged)
     *flagged = form.scales[index] == numerics::kFlagged;
     value = numerics::pow2(numerics::decode_ue8m0(form.scales[index]));
   } else if (form.scale == ScaleType::e4m3) {
-    value = numerics::mul(numerics::decode<numerics::kE4M3>(form.scales[index]), form.tensor_scale);
+    value = numerics::decode<numerics::kE4M3>(form.scales[index]);
     *flagged = numerics::is_nan(value);
   } else if (form.scale == ScaleType::f32) {
-    std::uint32_t bits = 0;
-    for (int byte = 3; byte >= 0; --byte) bits = bits << 8 | form.scales[4 * index + byte];
-    value = numerics::float_of(bits);
+    value = f32_at(form.scales, index);
     *flagged = numerics::is_nan(value);
   }
   return *flagged ? 1.f : value;
+}
+
+static float first_level(const Operand& form, const Document& document, int head, std::int64_t position) {
+  const std::int64_t tile = document.blocks_before[form.tile_size] + position / kTile;
+  return f32_at(form.first_levels, tile * form.heads + head);
 }
 
 template <numerics::MiniFloat F>
@@ -72,13 +81,14 @@ static std::int64_t row_bytes(const Operand& form) {
 
 }  // namespace detail
 
-/// `rows` tokens from `position` of the document: values [rows][dim], exponents, flags. A flagged token has values 0, exponent 0.
-/// Returns the factor of a tensor or head with one FP32 scale, else 1.
+/// `rows` tokens from `position` of the document: values [rows][dim], exponents, FP32 factors of whole tokens (1 beyond `rows`), flags.
+/// A flagged token has values 0, exponent 0. Returns the factor of the whole form: its one FP32 scale or its tensor scale.
 static float load_values(const Operand& form, const Document& document, int head, std::int64_t position, int rows, float* values,
-                         int* exponents, std::uint8_t* flagged) {
+                         int* exponents, float* scales, std::uint8_t* flagged) {
   const bool blocks = form.group == Group::Kind::blocks;
-  const bool inner = blocks && (form.columns != 0 || form.scale != ScaleType::ue8m0);  // multiplied into the values
-  float factor = 1.f;
+  const bool inner = blocks && (form.columns != 0 || form.scale == ScaleType::e4m3);  // multiplied into the values
+  float factor = form.tensor_scale;
+  for (int r = 0; r < kTile; ++r) scales[r] = 1.f;
   bool all_flagged = false;
   int exponent = 0;
   if (form.group == Group::Kind::tensor || form.group == Group::Kind::head) {
@@ -87,7 +97,7 @@ static float load_values(const Operand& form, const Document& document, int head
     if (form.scale == ScaleType::ue8m0)
       exponent = numerics::decode_ue8m0(form.scales[index]);
     else
-      factor = value;
+      factor = numerics::mul(factor, value);
   }
   for (int r = 0; r < rows; ++r) {
     float* out = values + std::int64_t{r} * form.dim;
@@ -101,7 +111,9 @@ static float load_values(const Operand& form, const Document& document, int head
         bool flag = false;
         const float value = detail::scale_value(form, base + g, &flag);
         bad = bad || flag;
-        if (!inner)
+        if (!inner && form.scale == ScaleType::f32)
+          scales[r] = value;
+        else if (!inner)
           exponents[r] = numerics::decode_ue8m0(form.scales[base]);
         else
           for (int c = g * width; c < numerics::min_of((g + 1) * width, form.dim); ++c) out[c] = numerics::mul(out[c], value);
@@ -110,8 +122,11 @@ static float load_values(const Operand& form, const Document& document, int head
     flagged[r] = bad ? 1 : 0;
     if (bad) {
       exponents[r] = 0;
+      scales[r] = 1.f;
       for (int c = 0; c < form.dim; ++c) out[c] = 0.f;
     }
+    if (form.first_levels)
+      scales[r] = detail::first_level(form, document, head, position + r);  // of the tile, also for a flagged token
   }
   return factor;
 }
@@ -125,8 +140,9 @@ static int greatest_exponent(const Operand& form, const Document& document, int 
     const std::int64_t base = blocks ? (detail::scale_row(form, document, position) * form.heads + head) * form.column_groups
                               : form.group == Group::Kind::head ? head
                                                                 : 0;
+    const float first = form.first_levels ? detail::first_level(form, document, head, position) : form.tensor_scale;
     for (int g = 0; g < (blocks ? form.column_groups : 1); ++g) {
-      const float value = detail::scale_value(form, base + g, &flagged);
+      const float value = numerics::mul(detail::scale_value(form, base + g, &flagged), first);
       if (!flagged && value > 0.f) greatest = numerics::max_of(greatest, numerics::ceil_log2(value));
     }
     return greatest;

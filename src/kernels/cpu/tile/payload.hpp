@@ -12,9 +12,11 @@ struct BlockExponents {
   const int* row(int j) const { return data + j / keys_per_row * kTile; }
 };
 
-FLAMIA_FN int payload_exponent(bool floor_rule, std::uint32_t magnitude) {
+FLAMIA_FN int payload_exponent(const Payload& form, std::uint32_t magnitude) {
   const float amax = numerics::float_of(magnitude);
-  return floor_rule ? numerics::floor_exponent<numerics::kE4M3>(amax) : numerics::ceil_exponent<numerics::kE4M3>(amax);
+  if (form.element == Element::e2m1)
+    return form.floor ? numerics::floor_exponent<numerics::kE2M1>(amax) : numerics::ceil_exponent<numerics::kE2M1>(amax);
+  return form.floor ? numerics::floor_exponent<numerics::kE4M3>(amax) : numerics::ceil_exponent<numerics::kE4M3>(amax);
 }
 
 namespace detail {
@@ -35,8 +37,8 @@ static void key_block_maxima(const float* z, const TileShape& t, int columns, st
 }
 
 /// The same exponent for queries [begin, end) of one row of exponents.
-static void fill_block(bool floor_rule, std::uint32_t magnitude, int begin, int end, int* out) {
-  const int e = payload_exponent(floor_rule, magnitude);
+static void fill_block(const Payload& form, std::uint32_t magnitude, int begin, int end, int* out) {
+  const int e = payload_exponent(form, magnitude);
   for (int i = begin; i < end; ++i) out[i] = e;
 }
 
@@ -52,7 +54,7 @@ static BlockExponents block_exponents(const Payload& form, const float* z, const
   for (int block = 0; block < key_blocks; ++block) {
     std::uint32_t* magnitudes = b.magnitudes + block * kTile;
     if (form.rows == 1) {
-      for (int i = 0; i < t.width; ++i) b.exponents[block * kTile + i] = payload_exponent(form.floor, magnitudes[i]);
+      for (int i = 0; i < t.width; ++i) b.exponents[block * kTile + i] = payload_exponent(form, magnitudes[i]);
       continue;
     }
     for (int begin = 0; begin < t.width; begin += form.rows) {
@@ -60,12 +62,12 @@ static BlockExponents block_exponents(const Payload& form, const float* z, const
       for (int i = end - 2; i >= begin; --i)  // suffix maxima over the block's queries
         if (magnitudes[i + 1] > magnitudes[i]) magnitudes[i] = magnitudes[i + 1];
       if (!per_key) {
-        detail::fill_block(form.floor, magnitudes[begin], begin, end, b.exponents + block * kTile);
+        detail::fill_block(form, magnitudes[begin], begin, end, b.exponents + block * kTile);
         continue;
       }
       for (int j = block * form.columns; j < numerics::min_of((block + 1) * form.columns, t.keys); ++j) {
         const std::int64_t from = greatest(t.k0 + j - right_reach - t.q0, begin);
-        detail::fill_block(form.floor, from < end ? magnitudes[from] : 0u, begin, end, b.exponents + j * kTile);
+        detail::fill_block(form, from < end ? magnitudes[from] : 0u, begin, end, b.exponents + j * kTile);
       }
     }
   }

@@ -58,21 +58,24 @@ static schedule::Interval query_tiles(const Settings& s, const Document& documen
   return {low.begin / kTile, (high.end + kTile - 1) / kTile};
 }
 
-/// rows.rho = FP32(c log2 e) * 2^eQ, the factor that turns y = acc * 2^eK into t; NaN for a flagged query, whose pairs are all NaN.
+/// rows.rho = FP32(c log2 e) * 2^eQ (times Q's factor of the token), the factor that turns y = acc * 2^eK into t; NaN for a flagged query, whose pairs are all NaN.
 static void row_factors(const Settings& s, int queries, int width, TileRows& rows) {
   const float base = numerics::mul(numerics::mul(s.scale_log2, rows.q_factor), rows.k_factor);
   for (int i = 0; i < width; ++i)
-    rows.rho[i] = i >= queries ? 0.f : rows.q_flagged[i] ? numerics::quiet_nan() : times_pow2(base, rows.q_exponent[i]);
+    rows.rho[i] = i >= queries        ? 0.f
+                  : rows.q_flagged[i] ? numerics::quiet_nan()
+                                      : times_pow2(numerics::mul(base, rows.q_scale[i]), rows.q_exponent[i]);
 }
 
-/// y[j][i] = (K_j . Q_i) * 2^eK_j; NaN for a key whose K or V is flagged.
+/// y[j][i] = (K_j . Q_i) * 2^eK_j (times K's factor of the token); NaN for a key whose K or V is flagged.
 static void scores(const Settings& s, const TileShape& t, const TileRows& rows, const float* k, const float* q_t, float* y) {
   product(s.accumulator, {k, s.head_dim, 1}, {q_t, kTile}, y, kTile, t.keys, t.width, s.head_dim);
   for (int j = 0; j < t.keys; ++j) {
     const bool flagged = rows.k_flagged[j] || rows.v_flagged[j];
     const int e = rows.k_exponent[j];
-    if (e == 0 && !flagged) continue;
-    const float a = flagged ? numerics::quiet_nan() : numerics::pow2(e >> 1), b = numerics::pow2(e - (e >> 1));
+    if (e == 0 && rows.k_scale[j] == 1.f && !flagged) continue;
+    const float a = flagged ? numerics::quiet_nan() : numerics::mul(numerics::pow2(e >> 1), rows.k_scale[j]),
+                b = numerics::pow2(e - (e >> 1));
     float* row = y + j * kTile;
     for (int i = 0; i < t.width; ++i) row[i] = numerics::mul(numerics::mul(row[i], a), b);
   }
@@ -93,12 +96,11 @@ static bool any_beyond_grid(const float* m, int width) {
 }
 }  // namespace detail
 
-/// x[i] = 2^(t - m[i] + shift) of one key row, t = y * rho; `shift` is one float or one a row, a small integer.
+/// x[i] = t - m[i] + shift of one key row, t = y * rho; `shift` is one float or one a row, a small integer.
 /// On the grid t - m + shift is one fma with an exact addend (numerics.md §8). Beyond it (|m| >= 2^16) the addend would lose the shift, and
 /// the unrounded t could exceed the rounded maximum m by whole steps: there t is rounded first, as it was for the maximum.
 template <class Shift>
-static void probabilities(const Settings& s, int key, const float* y, const float* rho, const float* m, Shift shift, int width,
-                          float* x) {
+static void log_probabilities(const float* y, const float* rho, const float* m, Shift shift, int width, float* x) {
   if (detail::any_beyond_grid(m, width))
     for (int i = 0; i < width; ++i) {
       const bool beyond = numerics::abs_of(m[i]) >= numerics::kGridLimit;
@@ -108,6 +110,13 @@ static void probabilities(const Settings& s, int key, const float* y, const floa
     }
   else
     for (int i = 0; i < width; ++i) x[i] = numerics::fma(y[i], rho[i], numerics::add(detail::at(shift, i), -m[i]));
+}
+
+/// 2 to the power of log_probabilities().
+template <class Shift>
+static void probabilities(const Settings& s, int key, const float* y, const float* rho, const float* m, Shift shift, int width,
+                          float* x) {
+  log_probabilities(y, rho, m, shift, width, x);
   exp2_lanes(s, key, x, width);
 }
 

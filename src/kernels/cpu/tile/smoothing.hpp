@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// What smoothing owes to the scores. With q' the mean of the query tile and k' the mean of the document's keys (quantize/means.hpp):
+//
+//   q_i . k_j = (q_i - q') . (k_j - k') + q' . (k_j - k') + q_i . k'
+//
+// The first term is the quantised product, the second is added in FP32, the third is the same for all keys of a row: the softmax does not
+// see it, LSE gets it back.
+#pragma once
+#include "kernels/cpu/dense.hpp"
+#include "kernels/cpu/tile/scores.hpp"
+#include "numerics/hadamard.hpp"
+
+namespace flamia::cpu::FLAMIA_ISA {
+
+namespace detail {
+
+/// A caller's row as it is quantised: rotated if the recipe does that.
+static void read_rotated(const Settings& s, const TensorView& tensor, std::int64_t token, int head, int heads, float* out) {
+  read_row(tensor, token, head, heads, s.head_dim, out);
+  if (s.rotate && s.head_dim == 64) numerics::rotate<64>(out);
+  if (s.rotate && s.head_dim == 128) numerics::rotate<128>(out);
+}
+
+static const float* mean_row(const Settings& s, const Means& means, const Document& document, std::int64_t position, int head,
+                             int heads) {
+  const std::int64_t block = document.blocks_before[means.block_size] + position / means.rows;
+  return means.values + (block * heads + head) * s.head_dim;
+}
+
+static float dot(const float* a, const float* b, int n) {
+  float sum = 0.f;
+  for (int c = 0; c < n; ++c) sum = numerics::fma(a[c], b[c], sum);
+  return sum;
+}
+
+}  // namespace detail
+
+/// y[j][i] += q' . (k_j - k') in units of row i.
+static void add_mean_scores(const ForwardCall& call, const Item& item, int key_head, const TileShape& t, const Buffers& b) {
+  const Settings& s = *call.settings;
+  TileRows& rows = *b.rows;
+  const Document& document = item.document;
+  const float* q_mean = detail::mean_row(s, call.q_means, document, t.q0, item.head, s.query_heads);
+  const float* k_mean = s.smooth_k ? detail::mean_row(s, call.k_means, document, t.k0, key_head, s.key_heads) : nullptr;
+  const float unit = numerics::mul(rows.q_factor, rows.k_factor);
+  for (int i = 0; i < t.width; ++i)
+    rows.lane[i] = i < t.queries ? 1.f / times_pow2(numerics::mul(unit, rows.q_scale[i]), rows.q_exponent[i]) : 0.f;
+  float* key = b.part;
+  for (int j = 0; j < t.keys; ++j) {
+    if (rows.k_flagged[j]) continue;  // its pairs are NaN already
+    detail::read_rotated(s, call.k_rows, document.start + t.k0 + j, key_head, s.key_heads, key);
+    for (int c = 0; c < s.head_dim && k_mean; ++c) key[c] = numerics::add(key[c], -k_mean[c]);
+    const float score = detail::dot(q_mean, key, s.head_dim);
+    float* y = b.scores + j * kTile;
+    for (int i = 0; i < t.width; ++i) y[i] = numerics::fma(score, rows.lane[i], y[i]);
+  }
+}
+
+/// c * (q_i . k'), the part of a row's scores that smoothing K takes away.
+static float mean_key_score(const ForwardCall& call, const Item& item, std::int64_t position, const Buffers& b) {
+  const Settings& s = *call.settings;
+  const int key_head = item.head / (s.query_heads / s.key_heads);
+  detail::read_rotated(s, call.q_rows, item.document.start + position, item.head, s.query_heads, b.k);
+  const float* k_mean = detail::mean_row(s, call.k_means, item.document, position, key_head, s.key_heads);
+  return numerics::mul(s.scale, detail::dot(b.k, k_mean, s.head_dim));
+}
+
+}  // namespace flamia::cpu::FLAMIA_ISA
