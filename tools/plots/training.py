@@ -69,6 +69,24 @@ def last_health(run: Run, column: str) -> float | None:
     return (min if column.startswith("cos") else max)(values) if values else None
 
 
+def ranks(values: list[float]) -> list[float]:
+    """1, 2, ...; equal values share the mean of their places."""
+    return [statistics.fmean(i + 1 for i, x in enumerate(sorted(values)) if x == value) for value in values]
+
+
+def what_predicts(runs: list[Run]) -> str:
+    """Rank correlation of the figures of dS with the loss, over runs that have them; empty for fewer than five."""
+    runs = [run for run in runs if last_health(run, "ds_error_dq") is not None and run.finished]
+    if len(runs) < 5:
+        return ""
+    loss = ranks([float(run.evaluations[-1]["val_loss_exact"]) for run in runs])
+    parts = []
+    for column, what in (("ds_zeros_dq", "zeros of dS"), ("ds_lost_dq", "their lost part"), ("ds_error_dq", "error of dS"), ("cos_dq", "1 - cosine of dQ")):
+        values = ranks([(last_health(run, column) or 0.0) * (-1 if column == "cos_dq" else 1) for run in runs])
+        parts.append(f"{what} {statistics.correlation(values, loss):.2f}" if len(set(values)) > 1 else f"{what} –")
+    return f"Rank correlation with the loss by exact attention, {len(runs)} runs: " + ", ".join(parts) + "."
+
+
 def line(name: str, runs: list[Run], baseline: float | None) -> str:
     def all_of(value: Any) -> list[float]:
         return [x for x in map(value, runs) if x is not None]
@@ -100,9 +118,10 @@ def tables(runs: list[Run]) -> str:
                   f"{first['gpu']}, PyTorch {first['torch']}:", "", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
         texts += [line(name, [run for run in mine if run.name == name], statistics.fmean(base) if base and name != "bf16" else None)
                   for name in names]
+        texts += ["", what_predicts(mine)]
         unfinished = sorted({run.name for run in mine if not run.finished})
         texts += ["", f"Stopped before the last step: {', '.join(unfinished)}." if unfinished else ""]
-    return "\n".join(texts).strip()
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(texts)).strip()
 
 
 def picture(runs: list[Run], path: Path) -> None:
