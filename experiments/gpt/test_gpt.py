@@ -19,6 +19,7 @@ pytest.importorskip("safetensors", reason="the GPT experiment needs safetensors:
 import attention as attentions  # noqa: E402
 import capture  # noqa: E402
 import runs  # noqa: E402
+import speed  # noqa: E402
 import train  # noqa: E402
 from data import Packed, gather, read_documents  # noqa: E402
 from model import GPT, Config, loss  # noqa: E402
@@ -225,3 +226,12 @@ def test_several_runs_go_on_where_they_stopped(corpus: Path, tmp_path: Path) -> 
     assert runs.name_of("emulated:mxfp8 p-in-ds=codes") == "emulated-mxfp8-p-in-ds-codes"
     text = (tmp_path / "results/run-exact-seed2.json").read_text()
     assert str(tmp_path) not in text
+
+
+def test_speed_of_steps(tmp_path: Path) -> None:
+    speed.main(["--attention", "sdpa", "exact", "--lengths", "64", "128", "--tokens", "128", "--stretches", "3", "--steps", "1", "--device", "cpu", "--eager",
+                "--out", str(tmp_path / "speed.csv"), "--", "--layers", "1", "--width", "32", "--head-dim", "16"])
+    rows = list(csv.DictReader((tmp_path / "speed.csv").open()))
+    assert [(row["attention"], row["length"], row["tokens"]) for row in rows] == [(name, length, "128") for length in ("64", "128")
+                                                                                   for name in ("sdpa", "exact")]
+    assert all(0 < float(row["ms_least"]) <= float(row["ms"]) <= float(row["ms_greatest"]) for row in rows)
