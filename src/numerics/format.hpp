@@ -118,6 +118,11 @@ FLAMIA_FN std::uint16_t encode_f16(float x) {
 
 /// x rounded to BF16 and back.
 FLAMIA_FN float round_bf16(float x) { return decode_bf16(encode_bf16(x)); }
+/// The same, but finite for every x that is no NaN: what a product meets beside a masked pair's 0 must not be infinite.
+FLAMIA_FN float round_bf16_finite(float x) {
+  const float largest = float_of(0x7f7f0000u);
+  return round_bf16(x > largest ? largest : x < -largest ? -largest : x);
+}
 /// x rounded to E4M3 and back, the form in which the CPU backend keeps codes.
 FLAMIA_FN float round_e4m3(float x) { return decode<kE4M3>(encode<kE4M3>(x)); }
 

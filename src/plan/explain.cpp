@@ -64,7 +64,8 @@ std::string operands_section(const Lowering& plan, const Recipe& recipe) {
     text += "; for " + joined(copy.products, [](Product p) { return name_of(p); });
     text += "; layout " + joined(
                               copy.layouts, [](Layout l) { return name_of(l); }, " and ");
-    text += copy.layouts.size() > 1 ? " (two copies of the same codes)\n" : "\n";
+    const bool values = std::find(copy.layouts.begin(), copy.layouts.end(), Layout::rows_bf16) != copy.layouts.end();
+    text += copy.layouts.size() < 2 ? "\n" : values ? " (the same numbers)\n" : " (two copies of the same codes)\n";
   }
   for (const Place& place : places(recipe, !recipe.trains)) {
     const Operand operand = place.row.operand;
@@ -75,6 +76,7 @@ std::string operands_section(const Lowering& plan, const Recipe& recipe) {
     if (both && place.is_second) continue;
     text += "  " + padded(place.row.name, 4) + form_words(place.form, true) + "; for " + name_of(place.use.product);
     if (both) text += std::string(" and ") + name_of(place.row.second.product) + ", one payload";
+    if (both && operand == Operand::d_s && place.form.element == Element::bf16) text += ", rounded to nearest even";
     text += "\n";
   }
   return text;

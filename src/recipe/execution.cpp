@@ -65,15 +65,17 @@ std::vector<std::string> hopper_gaps(const Recipe& recipe) {
 
 /// What the backward kernel asks beyond what the forward kernel does.
 std::vector<std::string> hopper_backward_gaps(const Recipe& recipe) {
+  Gaps gaps;
+  const bool bf16 = recipe.d_s == OperandPolicy{};
+  gaps.unless(!bf16, "dS is BF16, for which its kernel is not there yet (ds=e4m3 has one)");
   const auto payload = [](const Quantisation& form, int rows, int columns) {
     return form.element == Element::e4m3 && form.scale == ScaleType::ue8m0 && form.rule == ScaleRule::ceil &&
            form.group == Group{Group::Kind::blocks, rows, columns};
   };
-  Gaps gaps;
   gaps.unless(recipe.softmax.reference == RowReferenceRule::phase32,
               "its P carries 2^8, which the row reference tilesum does not leave room for (ref=phase32 does)");
-  gaps.unless(!recipe.one_ds_payload, "dS is one payload for both products");
-  gaps.unless(payload(recipe.d_s.first, 1, 128), "dS for dQ is not E4M3 with one exponent per query and 128 keys");
+  gaps.unless(bf16 || !recipe.one_ds_payload, "dS is one payload for both products");
+  gaps.unless(bf16 || payload(recipe.d_s.first, 1, 128), "dS for dQ is not E4M3 with one exponent per query and 128 keys");
   gaps.unless(recipe.one_ds_payload || payload(recipe.d_s.second, 64, 1),
               "dS for dK is not E4M3 with one exponent per key and 64 queries (dk=key64)");
   gaps.unless(recipe.gradient_p == GradientP::unrounded, "dS uses the codes of P");

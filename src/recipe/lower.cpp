@@ -74,7 +74,7 @@ class Lowerer {
   }
 
   ScaleUse scale_use(const Place& place, const MmaKind& kind) const {
-    if (place.form.scale == ScaleType::none) return ScaleUse::none;
+    if (place.form.scale == ScaleType::none || place.widened) return ScaleUse::none;
     const int step = changes_along_contraction(place, head_dim_);
     if (step == 0) return ScaleUse::outside;
     if (applies(kind, place, step)) return ScaleUse::hardware;
@@ -84,9 +84,9 @@ class Lowerer {
 
   /// Whether the kind brings both operands' scales in.
   bool fits(const MmaKind& kind, const Place& a, const Place& b) const {
-    if (kind.precision != plan::precision_of(a.form.element) || kind.precision != plan::precision_of(b.form.element)) return false;
+    if (kind.precision != plan::precision_of(element_of(a)) || kind.precision != plan::precision_of(element_of(b))) return false;
     for (const Place* place : {&a, &b})
-      if (place->form.scale != ScaleType::none && scale_use(*place, kind) == ScaleUse::none) return false;
+      if (place->form.scale != ScaleType::none && !place->widened && scale_use(*place, kind) == ScaleUse::none) return false;
     return true;
   }
 
@@ -110,8 +110,8 @@ class Lowerer {
 
   void explain_refusal(const Place& a, const Place& b) {
     const std::string product = name_of(a.use.product);
-    const Precision precision = plan::precision_of(a.form.element);
-    if (precision != plan::precision_of(b.form.element)) return;  // a broken rule, reported as such
+    const Precision precision = plan::precision_of(element_of(a));
+    if (precision != plan::precision_of(element_of(b))) return;  // a broken rule, reported as such
     const auto of_precision = [&](const MmaKind& kind) { return kind.precision == precision; };
     if (std::none_of(facts_.kinds.begin(), facts_.kinds.end(), of_precision))
       return refuse("has no MMA for " + word_of(a.form.element) + " operands (" + name_of(a) +
@@ -119,7 +119,8 @@ class Lowerer {
     for (const Place* place : {&a, &b}) {
       const int step = changes_along_contraction(*place, head_dim_);
       const auto brings_in = [&](const MmaKind& kind) {
-        return of_precision(kind) && (place->form.scale == ScaleType::none || scale_use(*place, kind) != ScaleUse::none);
+        return of_precision(kind) &&
+               (place->form.scale == ScaleType::none || place->widened || scale_use(*place, kind) != ScaleUse::none);
       };
       if (std::any_of(facts_.kinds.begin(), facts_.kinds.end(), brings_in)) continue;
       const bool block_scaled = std::any_of(facts_.kinds.begin(), facts_.kinds.end(), [&](const MmaKind& kind) {
@@ -138,12 +139,13 @@ class Lowerer {
   bool k_major_only(const Place& place) const {
     for (const ProductPlan& product : made_.products)
       if (product.product == place.use.product && product.mma) return product.mma->k_major_only;
-    const Precision precision = plan::precision_of(place.form.element);
+    const Precision precision = plan::precision_of(element_of(place));
     return std::any_of(facts_.kinds.begin(), facts_.kinds.end(),
                        [&](const MmaKind& kind) { return kind.precision == precision && kind.k_major_only; });
   }
 
   Layout layout_of(const Place& place) const {
+    if (place.widened && !facts_.any_scales) return Layout::rows_bf16;
     if (!k_major_only(place)) return Layout::as_given;
     if (place.use.contracts == Axis::channels) return Layout::rows;
     if (facts_.id != plan::Architecture::sm_90) return Layout::transposed;
@@ -198,6 +200,8 @@ const char* name_of(Layout layout) {
       return "transposed (pi)";
     case Layout::transposed:
       return "transposed";
+    case Layout::rows_bf16:
+      return "rows of values in BF16";
   }
   return "";
 }

@@ -19,10 +19,11 @@ enum class Layout {
   rows,           // contiguous along channels: contracted over channels
   transposed_pi,  // contiguous along tokens, 16 of them permuted by pi: the other operand (P, dS) is packed from accumulator registers
   transposed,     // contiguous along tokens, in order
+  rows_bf16,      // codes times scale in BF16, contiguous along channels: the other operand is dS in BF16
 };
 const char* name_of(Layout layout);
 
-/// One quantised form of an operand. Equal forms are one quantisation; a layout more is a copy of the same codes.
+/// One quantised form of an operand. Equal forms are one quantisation; a layout more is a copy of the same codes or values.
 struct CopyPlan {
   Operand operand;
   Quantisation form;
@@ -32,7 +33,7 @@ struct CopyPlan {
 
 /// How a use's scale gets into its product.
 enum class ScaleUse {
-  none,      // BF16, or a constant that the row's sum carries anyway
+  none,      // BF16 (the values carry the scale), or a constant that the row's sum carries anyway
   outside,   // one factor for a row or column of the product, or for a partial sum
   fold,      // into the exponent of P or dS, against a reference exponent
   hardware,  // applied by the MMA along the contraction

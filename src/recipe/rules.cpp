@@ -131,6 +131,12 @@ constexpr RecipeRule kRecipeRules[] = {
      "ref=tilesum reads the sum of E4M3 codes of P; with another P use ref=phase32"},
     {[](const Recipe& r) { return r.softmax.reference == RowReferenceRule::tilesum && r.softmax.sum != SumOf::codes; },
      "ref=tilesum needs l=codes: the sum that makes l proves that nothing saturated"},
+    {[](const Recipe& r) {
+       const auto bf16 = [](const Quantisation& form) { return form.element == Element::bf16; };
+       return r.trains && !r.one_ds_payload && bf16(r.d_s.first) && bf16(r.d_s.second);
+     },
+     "dS in BF16 has no scale, so it is rounded once for both products: two payloads of it are a contradiction; set payloads=1, or "
+     "write ds=bf16"},
     {[](const Recipe& r) { return r.one_ds_payload && r.d_s.first != r.d_s.second; },
      "one payload of dS serves both products, so both forms must be equal; set payloads=2 or make ds1 and ds2 equal"},
     {[](const Recipe& r) {
@@ -153,11 +159,22 @@ void check_products(const Recipe& recipe, std::vector<std::string>* found) {
   for (std::size_t i = 0; i < all.size(); ++i)
     for (std::size_t j = i + 1; j < all.size(); ++j) {
       if (all[i].use.product != all[j].use.product) continue;
-      if (plan::precision_of(all[i].form.element) == plan::precision_of(all[j].form.element)) continue;
+      if (plan::precision_of(element_of(all[i])) == plan::precision_of(element_of(all[j]))) continue;
       found->push_back(std::string(name_of(all[i].use.product)) + " multiplies " + all[i].row.name + " in " +
                        word_of(all[i].form.element) + " with " + all[j].row.name + " in " + word_of(all[j].form.element) +
-                       "; no MMA mixes them, so give both the same width");
+                       "; no MMA mixes them, so give both the same width" +
+                       (is(all[j], Operand::d_s) && all[j].form.element == Element::bf16
+                            ? " (BF16 dS takes operands in FP8 or FP4 whose scales are powers of two or E4M3: BF16 holds their values)"
+                            : ""));
     }
+}
+
+/// Whether BF16 holds code times scale: at most 8 significant bits.
+bool bf16_holds(const Quantisation& form) {
+  if (form.element == Element::bf16 || form.element == Element::int8 || form.rule == ScaleRule::two_level) return false;
+  int exponent = 0;
+  const bool power = std::frexp(form.tensor_scale, &exponent) == 0.5f;
+  return form.scale == ScaleType::ue8m0 || (form.scale == ScaleType::e4m3 && power);
 }
 
 }  // namespace
@@ -187,7 +204,10 @@ std::vector<Place> places(const Recipe& recipe, bool inference) {
     for (const bool second : {false, true}) {
       const Use& use = second ? row.second : row.first;
       if (inference && use.product != Product::s && use.product != Product::o) continue;
-      all.push_back({row, use, second ? policy.second : policy.first, second});
+      const Quantisation& form = second ? policy.second : policy.first;
+      const bool times_ds = second && (row.operand == Operand::q || row.operand == Operand::k);
+      const Quantisation& d_s = use.product == Product::d_q ? recipe.d_s.first : recipe.d_s.second;
+      all.push_back({row, use, form, second, times_ds && d_s.element == Element::bf16 && bf16_holds(form)});
     }
   }
   return all;
@@ -203,9 +223,11 @@ const char* name_of(Axis axis) {
 }
 std::string name_of(const Place& place) { return std::string(place.row.name) + " in " + name_of(place.use.product); }
 
+Element element_of(const Place& place) { return place.widened ? Element::bf16 : place.form.element; }
+
 int changes_along_contraction(const Place& place, int head_dim) {
   const Group& group = place.form.group;
-  if (group.kind != Kind::blocks) return 0;
+  if (group.kind != Kind::blocks || place.widened) return 0;
   const bool along_columns = place.use.contracts == place.row.columns;
   const int step = along_columns ? group.columns : group.rows;
   const int whole = place.use.contracts == Axis::channels ? head_dim : kPartialSum;

@@ -16,6 +16,7 @@ struct Place {
   const Use& use;
   const Quantisation& form;
   bool is_second;
+  bool widened = false;  // the product takes codes times scale in BF16, because its other operand is dS in BF16
 };
 
 /// The twelve places of a recipe; with `inference`, those of S and O only.
@@ -27,10 +28,13 @@ const char* name_of(Axis axis);
 /// "K in dQ"
 std::string name_of(const Place& place);
 
+/// Elements of the type that the product's MMA is given: the form's own, BF16 if it is widened.
+Element element_of(const Place& place);
+
 /// Tokens whose products a kernel sums before it applies scales: a scale that changes along queries or keys in such steps costs nothing.
 inline constexpr int kPartialSum = 64;
 
-/// Elements along the contraction after which the scale may change within one sum; 0 if it does not.
+/// Elements along the contraction after which the scale may change within one sum; 0 if it does not, or is in the values (widened).
 int changes_along_contraction(const Place& place, int head_dim);
 
 /// Sentences; empty if the recipe is sound.

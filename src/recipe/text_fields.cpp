@@ -176,22 +176,41 @@ bool is_token_group(const Quantisation& f) {
 bool is_nvfp4(const Quantisation& f) { return f.element == Element::e2m1 && f.scale == ScaleType::e4m3; }
 bool can_stick(const Quantisation& f) { return f.group.kind == Group::Kind::blocks && f.scale == ScaleType::ue8m0; }
 
+/// dS in two payloads of E4M3: for dQ one exponent per query and 128 keys, for dK one per key and 64 queries.
+constexpr Quantisation ds_payload(int rows, int columns) {
+  return {Element::e4m3, {Group::Kind::blocks, rows, columns}, ScaleType::ue8m0, ScaleRule::ceil};
+}
+constexpr OperandPolicy kTwoDsPayloads{ds_payload(1, 128), ds_payload(64, 1)};
+
+/// Blocks need an element with a scale: dS in BF16 becomes E4M3 first.
+void scale_ds(R* r) {
+  if (r->d_s.first.element != Element::bf16 && r->d_s.second.element != Element::bf16) return;
+  r->d_s = kTwoDsPayloads;
+  r->one_ds_payload = false;
+}
+
 std::string print_ds(const R& r) {
+  const bool bf16 = r.d_s == OperandPolicy{};
+  if (r.one_ds_payload ? bf16 : r.d_s == kTwoDsPayloads) return bf16 ? "bf16" : "e4m3";
   const Group &a = r.d_s.first.group, &b = r.d_s.second.group;
   if (a.kind != Group::Kind::blocks || b.kind != Group::Kind::blocks) return "";
   if (r.one_ds_payload) return r.d_s.first == r.d_s.second ? size_text(a) : "";
   return a.rows == 1 && b.columns == 1 && a.columns == b.rows && a.columns > 0 ? "row" + std::to_string(a.columns) : "";
 }
 bool read_ds(std::string_view text, R* r) {
+  if (text == "bf16") return r->d_s = {}, r->one_ds_payload = true;
+  if (text == "e4m3") return r->d_s = kTwoDsPayloads, r->one_ds_payload = false, true;
   Group group{Group::Kind::blocks};
   if (text.starts_with("row")) {
     int n = 0;
     if (!read_number(text.substr(3), &n) || n <= 0) return false;
+    scale_ds(r);
     r->d_s.first.group = {Group::Kind::blocks, 1, n};
     r->d_s.second.group = {Group::Kind::blocks, n, 1};
     return r->one_ds_payload = false, true;
   }
   if (!read_size(text, &group)) return false;
+  scale_ds(r);
   r->d_s.first.group = group;
   r->d_s.second = r->d_s.first;
   return r->one_ds_payload = true;
@@ -209,6 +228,7 @@ bool read_dk(std::string_view text, R* r) {
   } else if (!read_size(text, &group)) {
     return false;
   }
+  scale_ds(r);
   r->d_s.second.group = group;
   r->one_ds_payload = false;
   return true;
@@ -227,7 +247,10 @@ bool read_polynomial(std::string_view text, R* r) {
 }
 
 constexpr TextField kShorthands[] = {
-    {"ds", "RxC (one payload, such as 32x32) or rowN (row x N keys and key x N queries, such as row32)", print_ds, read_ds},
+    {"ds",
+     "bf16 (rounded once for dQ and dK, no scale), e4m3 (two payloads: 1x128 for dQ, 64x1 for dK), RxC (one payload, such as 32x32) "
+     "or rowN (row x N keys and key x N queries, such as row32)",
+     print_ds, read_ds},
     {"dk", "keyN (one exponent per key and N queries, such as key64) or RxC (queries x keys, such as 64x32)", print_dk, read_dk},
     {"block", "tokens that share a scale of Q, K, V and dO, such as 32",
      [](const R& r) {

@@ -18,7 +18,7 @@ struct Case {
   Group group = Group::block;
   Prefix prefix = Prefix::none;
   sm90::TokenOrder order = sm90::TokenOrder::pi;
-  bool rows = true, transposed = true;
+  bool rows = true, transposed = true, rows16 = true;
   bool fused = false;  // the tensor is the middle third of a [tokens][3 * heads][dim] one
   bool wild = true;
 };
@@ -32,6 +32,7 @@ struct OnDevice {
         slots(sm90::slot_capacity(packing.tokens, packing.documents())),
         input(std::span<const std::uint16_t>(data)),
         rows(c.heads * slots * c.dim),
+        rows16(c.heads * slots * c.dim),
         transposed(c.heads * slots * c.dim),
         exponents(c.heads * slots),
         prefix(c.heads * slots),
@@ -44,6 +45,7 @@ struct OnDevice {
     params.group = c.group;
     params.prefix = c.prefix;
     params.rows = c.rows ? rows.get() : nullptr;
+    params.rows16 = c.rows16 ? rows16.get() : nullptr;
     params.transposed = c.transposed ? transposed.get() : nullptr;
     params.order = c.order;
     params.exponents = exponents.get();
@@ -74,7 +76,9 @@ struct OnDevice {
   DeviceBuffer<char> schedule_memory;
   std::int64_t slots;
   DeviceBuffer<std::uint16_t> input;
-  DeviceBuffer<std::uint8_t> rows, transposed, exponents, prefix;
+  DeviceBuffer<std::uint8_t> rows;
+  DeviceBuffer<std::uint16_t> rows16;
+  DeviceBuffer<std::uint8_t> transposed, exponents, prefix;
   DeviceBuffer<std::uint32_t> scratch;
   QuantiseParams params;
 };
@@ -98,18 +102,21 @@ std::vector<std::uint16_t> random_input(Random& random, const Case& c, const Pac
   return random_tensor(random, c.dtype, packing.tokens, (c.fused ? 3 : 1) * std::int64_t{c.heads} * c.dim, c.dim, c.wild);
 }
 
-void expect_equal(const char* what, const std::vector<std::uint8_t>& got, const std::vector<std::uint8_t>& want) {
+template <class T>
+void expect_equal(const char* what, const std::vector<T>& got, const std::vector<T>& want) {
   const std::int64_t at = first_difference(got, want);
   if (at < 0) return;
   std::int64_t count = 0;
   for (std::size_t i = 0; i < got.size(); ++i) count += got[i] != want[i];
-  ADD_FAILURE() << what << ": " << count << " of " << got.size() << " bytes differ, the first at " << at << ": "
+  ADD_FAILURE() << what << ": " << count << " of " << got.size() << " numbers differ, the first at " << at << ": "
                 << int{got[static_cast<std::size_t>(at)]} << " for " << int{want[static_cast<std::size_t>(at)]};
 }
 
 void expect_image(const Case& c, const OnDevice& setup, const DeviceImage& want) {
   const std::vector<std::uint8_t> untouched_codes(want.rows.size(), kPoison), untouched(want.prefix.size(), kPoison);
   expect_equal("rows", setup.rows.download(), c.rows ? want.rows : untouched_codes);
+  const std::vector<std::uint16_t> untouched_values(want.rows16.size(), kPoison * 0x0101u);
+  expect_equal("rows16", setup.rows16.download(), c.rows16 ? want.rows16 : untouched_values);
   expect_equal("transposed", setup.transposed.download(), c.transposed ? want.transposed : untouched_codes);
   expect_equal("exponents", setup.exponents.download(), want.exponents);
   expect_equal("prefix", setup.prefix.download(), c.prefix == Prefix::none ? untouched : want.prefix);
@@ -158,6 +165,7 @@ TEST_F(Quantise, FuzzedPackings) {
     c.order = below(random, 2) ? sm90::TokenOrder::pi : sm90::TokenOrder::rho;
     c.rows = below(random, 4);
     c.transposed = below(random, 4);
+    c.rows16 = below(random, 4);
     c.fused = below(random, 2);
     c.wild = below(random, 2);
     compare(c, random_packing(random, 1200, 10), random);
@@ -231,6 +239,7 @@ TEST_F(Quantise, GraphReplaysWithOtherLengths) {
     packing.tokens = first.tokens;
     setup.lengths.upload(packing.cu_seqlens);
     for (auto* buffer : {&setup.rows, &setup.transposed, &setup.exponents, &setup.prefix}) buffer->poison();
+    setup.rows16.poison();
     graph.replay();
     expect_image(c, setup, expected(c, packing, data, setup.slots));
   }
@@ -266,6 +275,7 @@ TEST_F(Quantise, ComparisonNoticesOneBit) {  // the control of every test above
   data[5 * c.heads * c.dim] ^= 0x40;
   const DeviceImage other = expected(c, packing, data, setup.slots);
   EXPECT_NE(first_difference(setup.rows.download(), other.rows), -1);
+  EXPECT_NE(first_difference(setup.rows16.download(), other.rows16), -1);
   EXPECT_NE(first_difference(setup.transposed.download(), other.transposed), -1);
 }
 
@@ -284,6 +294,7 @@ TEST_F(Quantise, RefusesWhatItCannotDo) {
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.input.token_stride = 257; }));
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.input.data = static_cast<const char*>(p.input.data) + 2; }));
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.exponents = nullptr; }));
+  EXPECT_TRUE(refused([](QuantiseParams& p) { ++p.rows16; }));
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.group = Group::tensor, p.prefix = Prefix::sticky; }));
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.prefix = Prefix::sticky, p.scratch = nullptr; }));
   EXPECT_FALSE(refused([](QuantiseParams&) {}));

@@ -59,6 +59,10 @@ INSTANTIATE_TEST_SUITE_P(
         Broken{"mxfp8 k1=bf16", "S multiplies Q in e4m3 with K in bf16"},
         Broken{"mxfp8 v1=int8/32xall/f32/amax", "O multiplies V in int8 with P in e4m3"},
         Broken{"mxfp8 q1=int8/32xall/ue8m0/ceil k1=int8/32xall/ue8m0/ceil", "INT8 takes scale f32"},
+        Broken{"mxfp8 ds=bf16 payloads=2", "two payloads of it are a contradiction"},
+        Broken{"mxfp8 ds=bf16 ds1=bf16/1x128/ue8m0/ceil", "dS in dQ (bf16/1x128/ue8m0/ceil): BF16 has no scale"},
+        Broken{"mxfp8 ds=bf16 ds2=e4m3/64x1/ue8m0/ceil", "both forms must be equal"},
+        Broken{"sagebwd ds=bf16", "dQ multiplies K in int8 with dS in bf16; no MMA mixes them, so give both the same width (BF16 dS"},
         Broken{"mxfp8 ds1=e4m3/constant/none/none", "a constant loses 99 %"}, Broken{"mxfp8 q1=e4m3/constant/none/none", "fits P"},
         Broken{"mxfp8 v1=e4m3/none/none/none", "needs a scale group"},
         Broken{"mxfp8 q1=e4m3/32xall/none/none", "needs a scale type"},
@@ -136,6 +140,37 @@ TEST(Lower, HopperTakesFp8KMajorOnly) {
             (Strings{"rows"}));  // no backward pass, no copy
 }
 
+/// dS in BF16 makes dQ and dK BF16 products; K and Q come to them as values, in a copy that replaces the transposed codes.
+TEST(Lower, DsInBf16TakesValuesOfKAndQ) {
+  const auto mma = [](const Lowering& l, Product product) {
+    for (const ProductPlan& plan : l.products)
+      if (plan.product == product && plan.mma) return std::string(plan.mma->name);
+    return std::string("refused");
+  };
+  for (const char* text : {"mxfp8 ds=bf16", "mxfp8-exact ds=bf16", "fp8-tensor ds=bf16"}) {
+    const Lowering hopper = lower(parsed(text), Architecture::sm_90, 128);
+    EXPECT_THAT(hopper.refusals, IsEmpty()) << text;
+    EXPECT_EQ(hopper.copies.size(), 4u) << text;
+    for (const Operand operand : {Operand::q, Operand::k})
+      EXPECT_EQ(layouts(hopper, operand), (Strings{"rows", "rows of values in BF16"})) << text;
+    EXPECT_EQ(layouts(hopper, Operand::d_out), (Strings{"rows", "transposed (pi)"})) << text;
+    EXPECT_EQ(mma(hopper, Product::d_q), "wgmma bf16");
+    EXPECT_EQ(mma(hopper, Product::d_k), "wgmma bf16");
+    EXPECT_EQ(mma(hopper, Product::d_v), "wgmma e4m3");
+    EXPECT_EQ(scale_use(hopper, Product::d_q, Operand::k), ScaleUse::none);
+    const Lowering blackwell = lower(parsed(text), Architecture::sm_100, 128);
+    EXPECT_THAT(blackwell.refusals, IsEmpty()) << text;
+    EXPECT_EQ(mma(blackwell, Product::d_q), "tcgen05 kind::f16");
+    EXPECT_EQ(layouts(blackwell, Operand::k), (Strings{"as given", "rows of values in BF16"})) << text;
+    EXPECT_EQ(layouts(lower(parsed(text), Architecture::cpu, 128), Operand::k), (Strings{"as given"})) << text;
+    EXPECT_TRUE(can_run(parsed(text), Architecture::cpu, 128, true).ok()) << text;
+  }
+  EXPECT_THAT(lower(parsed("nvfp4 ds=bf16"), Architecture::sm_100, 128).refusals, IsEmpty());
+  const std::string text = plan::explain(parsed("mxfp8 ds=bf16"), Architecture::sm_90, 128);
+  EXPECT_THAT(text, HasSubstr("dS  bf16, no scale; for dQ and dK, one payload, rounded to nearest even"));
+  EXPECT_THAT(text, HasSubstr("layout rows and rows of values in BF16 (the same numbers)"));
+}
+
 TEST(Lower, HopperRefusesWhatItHasNoMmaFor) {
   EXPECT_THAT(lower(parsed("nvfp4"), Architecture::sm_90, 128).refusals, Contains(HasSubstr("no MMA for e2m1")));
   EXPECT_THAT(lower(parsed("mxfp8 ds=32x32"), Architecture::sm_90, 128).refusals,
@@ -187,6 +222,7 @@ TEST(Lower, HopperExecutesThreeRecipesAndSomeVariants) {
   const std::pair<const char*, const char*> forward_only[] = {{"mxfp8 dk=64x32", "dk=key64"},
                                                               {"mxfp8-exact ref=tilesum", "ref=phase32"},
                                                               {"mxfp8 ds=row128", "per key and 64 queries"},
+                                                              {"mxfp8 ds=bf16", "not there yet (ds=e4m3 has one)"},
                                                               {"mxfp8 p-in-ds=codes", "codes of P"},
                                                               {"mxfp8 promote=128:128", "every 64"},
                                                               {"mxfp8 prescale=sequence", "per sequence"}};
@@ -239,7 +275,8 @@ constexpr Reach kNone{};
 constexpr Reach kBlock32{Reach::Kind::block, 32};
 
 TEST(Guarantees, ExactRecipes) {
-  for (const char* text : {"bf16", "mxfp8-exact", "nvfp4-exact", "sage3-exact", "mxfp8-exact ds=row32", "mxfp8 block=1"}) {
+  for (const char* text : {"bf16", "mxfp8-exact", "nvfp4-exact", "sage3-exact", "mxfp8-exact ds=row32", "mxfp8-exact ds=bf16",
+                           "mxfp8 block=1"}) {
     const Guarantee g = guarantee(parsed(text));
     EXPECT_EQ(g.outputs, kNone) << text;
     EXPECT_EQ(g.d_q, kNone) << text;

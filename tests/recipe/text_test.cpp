@@ -62,7 +62,7 @@ TEST(Names, ParsePrintAndAreAllDifferent) {
 
 TEST(Names, VariantsPrintAsVariants) {
   for (const char* text :
-       {"mxfp8 ds=32x32", "mxfp8-exact ds=row32", "mxfp8 dk=64x32", "mxfp8 ref=tilesum", "mxfp8 dq=f32", "mxfp8 rotate=off",
+       {"mxfp8 ds=32x32", "mxfp8 ds=bf16", "nvfp4-exact ds=bf16", "bf16 ds=e4m3", "mxfp8-exact ds=row32", "mxfp8 dk=64x32", "mxfp8 ref=tilesum", "mxfp8 dq=f32", "mxfp8 rotate=off",
         "mxfp8 l=unrounded", "mxfp8 p-in-ds=codes", "mxfp8 sticky=on", "mxfp8 rule=floor", "mxfp8 exp2=poly3:2/16",
         "mxfp8 acc=hopper13", "mxfp8 promote=32:32", "mxfp8 prescale=sequence", "mxfp8 block=16 sticky=on", "nvfp4 nvfp4=amax",
         "mxfp8 exp2=mitchell trains=off", "mxfp8 fold-v=on fold-k=on", "mxfp8 ds=128x128"}) {
@@ -75,6 +75,11 @@ TEST(Names, VariantsPrintAsVariants) {
   EXPECT_EQ(parsed("  mxfp8\t ds=32x32  dq=f32 ").name(), "mxfp8 ds=32x32 dq=f32");
   EXPECT_EQ(parsed("mxfp8 ref=phase32").name(), "mxfp8");  // the default says nothing
   EXPECT_EQ(parsed("mxfp8 dk=key64").name(), "mxfp8");
+  EXPECT_EQ(parsed("mxfp8 ds=e4m3").name(), "mxfp8");
+  EXPECT_EQ(parsed("bf16 ds=bf16").name(), "bf16");
+  Recipe blocks = parsed("mxfp8 ds=bf16");  // blocks have an element with a scale: E4M3 again
+  ASSERT_TRUE(Recipe::parse("mxfp8 dk=key64", &blocks).ok());
+  EXPECT_EQ(blocks, parsed("mxfp8 ds=e4m3"));
 }
 
 TEST(Names, ParseOfNameIsTheIdentityOnRandomRecipes) {

@@ -136,9 +136,10 @@ bool scale_varies_along_contraction(const Recipe& r, const Settings& s) {
           (inner(*form) || (form->element != Element::e4m3 && form->element != Element::e5m2)))
         return true;
   if (!r.trains) return s.p_first.kind != Payload::Kind::constant;
-  const bool ds = s.one_ds_payload || s.ds_first.kind != Payload::Kind::blocks || s.ds_first.columns != schedule::kTile ||
-                  s.ds_second.rows < 64;
-  return ds || s.p_first.kind != Payload::Kind::constant || s.p_second.kind != Payload::Kind::constant;
+  const bool first = s.widen_k || (s.ds_first.kind == Payload::Kind::blocks && s.ds_first.columns == schedule::kTile);
+  const bool second = s.widen_q || (s.ds_second.kind == Payload::Kind::blocks && s.ds_second.rows >= 64);
+  const bool one_payload = s.one_ds_payload && !(s.widen_k && s.widen_q);
+  return !first || !second || one_payload || s.p_first.kind != Payload::Kind::constant || s.p_second.kind != Payload::Kind::constant;
 }
 
 numerics::Exp2Kind exp2_kind(Exp2 kind) {
@@ -227,6 +228,8 @@ Status lower(const Problem& problem, const Recipe& recipe, Settings* settings) {
           lower_payload("d_s.second", recipe.one_ds_payload ? recipe.d_s.first : recipe.d_s.second, false, &s.ds_second);
       !status.ok())
     return status;
+  s.widen_k = s.ds_first.kind == Payload::Kind::plain && recipe.k.second.element != Element::bf16;
+  s.widen_q = s.ds_second.kind == Payload::Kind::plain && recipe.q.second.element != Element::bf16;
 
   s.reference =
       recipe.softmax.reference == RowReferenceRule::tilesum ? numerics::RowReference::tilesum : numerics::RowReference::phase32;
@@ -258,6 +261,8 @@ Status lower(const Problem& problem, const Recipe& recipe, Settings* settings) {
                              "; allowed are 0 (never), 32, 64 and 128");
   if (recipe.accumulation.model == AccumulatorModel::hopper13) {
     s.accumulator = numerics::Accumulator::hopper13;
+    s.d_q_accumulator = s.widen_k ? numerics::Accumulator::fp32 : s.accumulator;  // BF16 products are added in FP32
+    s.d_k_accumulator = s.widen_q ? numerics::Accumulator::fp32 : s.accumulator;
     if (scale_varies_along_contraction(recipe, s))
       return Status::unsupported(
           "accumulation.model = hopper13 adds products of FP8 codes; this recipe has other operands or scales along the "

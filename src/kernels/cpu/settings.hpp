@@ -56,8 +56,11 @@ struct Settings {
   // payloads
   Payload p_first, p_second, ds_first, ds_second;
   bool one_ds_payload = false;
+  // dS in BF16 beside codes: K for dQ and Q for dK are codes times scale in BF16, as BF16 products take them
+  bool widen_k = false, widen_q = false;
   // accumulation
   numerics::Accumulator accumulator = numerics::Accumulator::fp32;
+  numerics::Accumulator d_q_accumulator = numerics::Accumulator::fp32, d_k_accumulator = numerics::Accumulator::fp32;
   int promote_keys = 128, promote_queries = 64;  // 0: never
   // FP32 scales are constant over so many keys (O, dQ) or queries (dV, dK) of a product, which is summed in such pieces
   int o_piece = schedule::kTile, d_v_piece = schedule::kTile, d_q_piece = schedule::kTile, d_k_piece = schedule::kTile;

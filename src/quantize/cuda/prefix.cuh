@@ -206,6 +206,7 @@ __device__ void encode_again(const QuantiseParams& p, int head, const WrongGroup
   Codes<D> codes[kLaneTokens];
   encode(x, scale, kRotate ? numerics::rotation_norm(D) : 1.f, codes);
   if (p.rows != nullptr) store_rows<D>(codes, lane, p.rows + at * D);
+  if (p.rows16 != nullptr) store_rows16<D>(codes, scale, lane, p.rows16 + at * D);
   if (p.transposed != nullptr) store_transposed<D>(codes, p.order, lane, stage, p.transposed + at * D);
   __syncwarp();  // the stage is free again
 }

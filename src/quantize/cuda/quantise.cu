@@ -123,6 +123,7 @@ __global__ __launch_bounds__(kUnitThreads, kResidentUnits) void quantise_kernel(
     }
     encode(x, scale, kRotate ? numerics::rotation_norm(D) : 1.f, codes);
     if (p.rows != nullptr) store_rows<D>(codes, lane, p.rows + at * D);
+    if (p.rows16 != nullptr) store_rows16<D>(codes, scale, lane, p.rows16 + at * D);
     if (p.transposed != nullptr) store_transposed<D>(codes, p.order, lane, shared.stage[lane.warp], p.transposed + at * D);
   }
 }
@@ -220,7 +221,7 @@ Status check(const QuantiseParams& p) {
   if (p.input.token_stride % 8 != 0 || p.input.head_stride % 8 != 0)
     return Status::invalid("strides " + std::to_string(p.input.token_stride) + ", " + std::to_string(p.input.head_stride) +
                            " of the input must be multiples of 8 elements (16 bytes)");
-  if (p.exponents == nullptr || !aligned(p.rows, 16) || !aligned(p.transposed, 16) || !aligned(p.exponents, 16))
+  if (p.exponents == nullptr || !aligned(p.rows, 16) || !aligned(p.rows16, 16) || !aligned(p.transposed, 16) || !aligned(p.exponents, 16))
     return Status::invalid("outputs of the quantiser must be device memory aligned to 16 bytes; exponents may not be null");
   if (p.group == Group::tensor && p.prefix != Prefix::none)
     return Status::invalid("a prefix maximum of exponents needs groups of tokens, not one exponent for the tensor");

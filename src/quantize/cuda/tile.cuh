@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// 16 tokens of one head in the registers of a warp: load, rotate, find maxima, encode, store in both layouts.
+// 16 tokens of one head in the registers of a warp: load, rotate, find maxima, encode, store in every layout asked for.
 //
 // Lane (k, j) = (lane / 4, lane % 4) holds two neighbouring tokens, 2 (k % 4) + 8 (k / 4) and the next, and of each the octets of
 // channels j, j + 4, j + 8, ... So
@@ -272,6 +272,48 @@ __device__ __forceinline__ void store_rows(const Codes<D> (&codes)[kLaneTokens],
     const std::uint32_t got1 = __shfl_xor_sync(kFullWarp, odd ? even_slot[1] : odd_slot[1], 1);
     const uint4 piece = odd ? uint4{got0, got1, odd_slot[0], odd_slot[1]} : uint4{even_slot[0], even_slot[1], got0, got1};
     *reinterpret_cast<uint4*>(slot + (kTokenLanes * m + lane.j) / 2 * 128) = piece;  // chunks of 16 channels
+  }
+}
+
+/// From this exponent on, code times scale may exceed what FP32 and BF16 hold; it then becomes their largest finite value.
+inline constexpr int kMayOverflow = 120;
+
+/// Eight codes times `factor` in BF16.
+__device__ __forceinline__ uint4 values16(const std::uint32_t (&codes)[2], float factor) {
+  std::uint32_t words[4];
+#pragma unroll
+  for (int pair = 0; pair < 4; ++pair) {
+    float low, high;
+    ptx::unpack_e4m3x2(static_cast<std::uint16_t>(codes[pair / 2] >> (pair % 2 * 16)), low, high);
+    words[pair] = ptx::pack_bf16x2(numerics::mul(low, factor), numerics::mul(high, factor));
+  }
+  return {words[0], words[1], words[2], words[3]};
+}
+
+/// Infinities of two BF16 elements to the largest finite value.
+__device__ __forceinline__ std::uint32_t finite16(std::uint32_t pair) {
+  if ((pair & 0x7fffu) == 0x7f80u) --pair;
+  if ((pair & 0x7fff0000u) == 0x7f800000u) pair -= 0x10000u;
+  return pair;
+}
+
+/// `rows16` layout. `group` points at the 16 slots' elements. Four lanes write 64 consecutive bytes.
+template <int D>
+__device__ __forceinline__ void store_rows16(const Codes<D> (&codes)[kLaneTokens], const Scale (&scale)[kLaneTokens],
+                                             const Lane& lane, std::uint16_t* group) {
+#pragma unroll
+  for (int i = 0; i < kLaneTokens; ++i) {
+    const int slot = lane_token(lane.k, i), row = slot % 8;
+    const float factor = numerics::pow2(scale[i].exponent);
+    auto* const at = reinterpret_cast<uint4*>(group + slot / 8 * 8 * D) + row * 8;
+#pragma unroll
+    for (int m = 0; m < Codes<D>::kOctets; ++m) {
+      uint4 piece = values16(codes[i].octet[m], factor);
+      if (scale[i].exponent >= kMayOverflow)
+        piece = {finite16(piece.x), finite16(piece.y), finite16(piece.z), finite16(piece.w)};
+      const int octet = kTokenLanes * m + lane.j;
+      at[octet / 8 * 64 + (octet % 8 ^ row)] = piece;
+    }
   }
 }
 

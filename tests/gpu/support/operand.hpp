@@ -43,10 +43,18 @@ inline std::vector<std::uint16_t> random_tensor(Random& random, DType dtype, std
   return data;
 }
 
-/// Codes of the used slots in both layouts and exponent bytes; slots past the tail keep the poison.
+/// Codes and BF16 values of the used slots in every layout, and exponent bytes; slots past the tail keep the poison.
 struct DeviceImage {
   std::vector<std::uint8_t> rows, transposed, exponents, prefix;
+  std::vector<std::uint16_t> rows16;
 };
+
+/// Code times scale as the rows16 layout holds it; 0 for a flagged token.
+inline std::uint16_t value16(std::uint8_t code, std::uint8_t byte) {
+  if (byte == numerics::kFlagged) return 0;
+  const float value = numerics::scale_pow2(numerics::decode<numerics::kE4M3>(code), int{byte} - 127);
+  return numerics::encode_bf16(numerics::round_bf16_finite(value));
+}
 
 /// How the host's scales map to the exponent bytes of slots.
 struct ImageOptions {
@@ -62,6 +70,7 @@ inline DeviceImage device_image(const quantize::QuantisedTensor& host, const sch
   DeviceImage image;
   image.rows.assign(size(host.heads * slots * d), kPoison);
   image.transposed = image.rows;
+  image.rows16.assign(image.rows.size(), kPoison * 0x0101u);
   image.exponents.assign(size(host.heads * slots), kPoison);
   image.prefix = image.exponents;
   const std::int64_t per = options.group == quantize::gpu::Group::token ? 1 : sm90::kBlock;
@@ -71,6 +80,7 @@ inline DeviceImage device_image(const quantize::QuantisedTensor& host, const sch
         const std::uint8_t code = codes ? codes[c] : 0;
         image.rows[size(sm90::rows_offset(slots, d, head, slot, c))] = code;
         image.transposed[size(sm90::transposed_offset(slots, d, head, slot, c, options.order))] = code;
+        image.rows16[size(sm90::rows16_offset(slots, d, head, slot, c))] = codes ? value16(code, byte) : 0;
       }
       image.exponents[size(head * slots + slot)] = byte;
       image.prefix[size(head * slots + slot)] = prefix;
@@ -114,7 +124,8 @@ inline Quantisation form_of(quantize::gpu::Group group, bool sticky) {
 }
 
 /// Where two buffers differ first, for a message; -1 if nowhere.
-inline std::int64_t first_difference(const std::vector<std::uint8_t>& a, const std::vector<std::uint8_t>& b) {
+template <class T>
+std::int64_t first_difference(const std::vector<T>& a, const std::vector<T>& b) {
   for (std::size_t i = 0; i < a.size() && i < b.size(); ++i)
     if (a[i] != b[i]) return static_cast<std::int64_t>(i);
   return a.size() == b.size() ? -1 : static_cast<std::int64_t>(std::min(a.size(), b.size()));

@@ -182,7 +182,7 @@ static void d_q_tile(const BackwardCall& call, const Item& item, Scratch scratch
     for (int piece = 0; piece < t.keys; piece += s.d_q_piece) {
       for (int i = 0; i < t.width; ++i)
         rows.lane[i] = numerics::mul(factor, numerics::mul(payload.factors.at(piece, i), rows.k2_scale[piece]));
-      product(s.accumulator, {b.payload + piece * kTile, 1, kTile}, {k + piece * s.head_dim, s.head_dim}, b.part, s.head_dim,
+      product(s.d_q_accumulator, {b.payload + piece * kTile, 1, kTile}, {k + piece * s.head_dim, s.head_dim}, b.part, s.head_dim,
               t.queries, s.head_dim, numerics::min_of(s.d_q_piece, t.keys - piece));
       detail::add_d_q(s, t, rows, call.pre_scale + (s.dq_f16 ? first : 0), rows.lane, b.part, b.sum0);
     }
@@ -235,7 +235,7 @@ static void d_k_d_v_tile(const BackwardCall& call, const Item& item, Scratch scr
       for (int q = 0; q < t.queries; q += rows_of_block) {
         const int count = numerics::min_of(rows_of_block, t.queries - q);
         accumulate(
-            s.accumulator, {b.sum0, t.keys, d, active, nullptr}, {b.payload + q, kTile, 1}, {b.q + q * d, d}, count,
+            s.d_k_accumulator, {b.sum0, t.keys, d, active, nullptr}, {b.payload + q, kTile, 1}, {b.q + q * d, d}, count,
             numerics::min_of(s.promote_queries, s.d_k_piece), b.part,
             [&](int j, int) {
               return payload.has_outer ? payload.outer.row(j)[q] - payload.minus_partner * rows.k2_exponent[j] : 0;

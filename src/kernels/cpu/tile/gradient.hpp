@@ -8,6 +8,15 @@
 
 namespace flamia::cpu::FLAMIA_ISA {
 
+/// Codes to codes times scale in BF16; their exponents become 0.
+static void widen(int rows, int dim, float* values, int* exponents) {
+  for (int r = 0; r < rows; ++r) {
+    float* row = values + r * dim;
+    for (int c = 0; c < dim; ++c) row[c] = numerics::round_bf16_finite(times_pow2(row[c], exponents[r]));
+    exponents[r] = 0;
+  }
+}
+
 /// Q and dO' of a query tile: transposed for S and dP; b.q and b.g hold the forms of dK and dV if `second`.
 static void load_queries(const BackwardCall& call, const Document& document, int head, const TileShape& t, bool second,
                          const Buffers& b) {
@@ -33,6 +42,7 @@ static void load_queries(const BackwardCall& call, const Document& document, int
         load_values(call.q_second, document, head, t.q0, t.queries, b.q, rows.q2_exponent, rows.q2_scale, rows.other_flagged);
     for (int i = 0; i < t.queries; ++i) rows.q_flagged[i] |= rows.other_flagged[i];
   }
+  if (second && s.widen_q) widen(t.queries, s.head_dim, b.q, rows.q2_exponent);
   if (second && call.d_o_second.codes != call.d_o.codes) {
     rows.g2_factor =
         load_values(call.d_o_second, document, head, t.q0, t.queries, b.g, rows.g2_exponent, rows.g2_scale, rows.g_flagged);
@@ -52,12 +62,13 @@ static void load_queries(const BackwardCall& call, const Document& document, int
 /// K and V of a key tile. The form of K in dQ goes to b.k2 if `second`; returns where its values lie (b.k if it is the same form).
 static const float* load_keys(const BackwardCall& call, const Document& document, int key_head, const TileShape& t, bool second,
                               const Buffers& b) {
+  const Settings& s = *call.settings;
   TileRows& rows = *b.rows;
   rows.k_factor = load_values(call.k, document, key_head, t.k0, t.keys, b.k, rows.k_exponent, rows.k_scale, rows.k_flagged);
   const Operand& v = t.right_cut && call.v_diagonal.present() ? call.v_diagonal : call.v;
   rows.v_factor = load_values(v, document, key_head, t.k0, t.keys, b.v, rows.v_exponent, rows.v_scale, rows.v_flagged);
   const Operand& k2 = t.right_cut && call.k_diagonal.present() ? call.k_diagonal : call.k_second;
-  if (!second || k2.codes == call.k.codes) {
+  if (!second || (k2.codes == call.k.codes && !s.widen_k)) {
     rows.k2_factor = rows.k_factor;
     for (int j = 0; j < t.keys; ++j) {
       rows.k2_exponent[j] = rows.k_exponent[j];
@@ -67,6 +78,7 @@ static const float* load_keys(const BackwardCall& call, const Document& document
   }
   rows.k2_factor = load_values(k2, document, key_head, t.k0, t.keys, b.k2, rows.k2_exponent, rows.k2_scale, rows.other_flagged);
   for (int j = 0; j < t.keys; ++j) rows.k_flagged[j] |= rows.other_flagged[j];
+  if (s.widen_k) widen(t.keys, s.head_dim, b.k2, rows.k2_exponent);
   return b.k2;
 }
 
@@ -111,9 +123,8 @@ static DsExponents exponents_before(const Payload& form, bool one_payload, DsUse
     case Payload::Kind::constant:
       return {true, false, false, 8};
     case Payload::Kind::tensor:
+    case Payload::Kind::plain:  // the partner's scale is in its values
       return {true, false, false, 0};
-    case Payload::Kind::plain:
-      break;
     case Payload::Kind::blocks:
       if (one_payload) return {true, whole_tile, whole_tile, 0};
       break;

@@ -96,8 +96,10 @@ sm90::BackwardConfig BackwardCall::config() const {
 sm90::BackwardParams BackwardCall::params() const {
   sm90::BackwardParams params;
   params.query_rows = saved_.q.rows;
+  params.query_rows16 = saved_.q.rows16;
   params.query_transposed = saved_.q.transposed;
   params.key_rows = saved_.k.rows;
+  params.key_rows16 = saved_.k.rows16;
   params.key_transposed = saved_.k.transposed;
   params.value_rows = saved_.v.rows;
   params.gradient_rows = memory_.d_out.rows;

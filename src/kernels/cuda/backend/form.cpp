@@ -22,6 +22,7 @@ HopperForm hopper_form(const Recipe& recipe) {
   for (const OperandForm* operand : {&form.q, &form.k, &form.v})
     if (operand->group == quantize::gpu::Group::token) form.scale_group = sm90::ScaleGroup::token;
   form.gradient_scale_group = form.d_out.group == quantize::gpu::Group::token ? sm90::ScaleGroup::token : form.scale_group;
+  form.ds = recipe.d_s.first.element == Element::bf16 ? sm90::DsFormat::bf16 : sm90::DsFormat::e4m3;
   form.partials = recipe.accumulation.dq_f16 ? sm90::PartialFormat::f16 : sm90::PartialFormat::f32;
   form.reference =
       recipe.softmax.reference == RowReferenceRule::phase32 ? sm90::RowReference::phase32 : sm90::RowReference::tilesum;

@@ -59,6 +59,7 @@ Status ForwardCall::quantise(const TensorView& input, int heads, const OperandFo
   params.group = form.group;
   params.prefix = prefix_of(form, memory.prefix_exponents != nullptr);
   params.rows = memory.rows;
+  params.rows16 = memory.rows16;
   params.transposed = memory.transposed;
   params.order = order;
   params.exponents = memory.exponents;

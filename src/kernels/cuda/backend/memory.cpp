@@ -67,6 +67,7 @@ sm90::BackwardConfig backward_config(const Problem& problem, const HopperForm& f
   sm90::BackwardConfig config;
   config.head_dim = problem.head_dim;
   config.scale_group = form.gradient_scale_group;
+  config.ds = form.ds;
   config.partials = form.partials;
   config.deterministic = options.deterministic;
   config.rotated = form.rotate;
@@ -111,8 +112,13 @@ ForwardMemory forward_memory(const Problem& problem, const HopperForm& form, con
   memory.v.transposed = workspace.take<std::uint8_t>(key_slots * problem.head_dim);
   memory.v.exponents = kept.take<std::uint8_t>(key_slots);
   if (options.training) {
-    memory.q.transposed = saved.take<std::uint8_t>(query_slots * problem.head_dim);
-    memory.k.transposed = saved.take<std::uint8_t>(key_slots * problem.head_dim);
+    if (form.ds == sm90::DsFormat::bf16) {
+      memory.q.rows16 = saved.take<std::uint16_t>(query_slots * problem.head_dim);
+      memory.k.rows16 = saved.take<std::uint16_t>(key_slots * problem.head_dim);
+    } else {
+      memory.q.transposed = saved.take<std::uint8_t>(query_slots * problem.head_dim);
+      memory.k.transposed = saved.take<std::uint8_t>(key_slots * problem.head_dim);
+    }
     memory.v.rows = saved.take<std::uint8_t>(key_slots * problem.head_dim);
     // one exponent for the whole tensor is its own prefix maximum
     if (form.k.group != quantize::gpu::Group::tensor) memory.k.prefix_exponents = saved.take<std::uint8_t>(key_slots);

@@ -26,6 +26,27 @@ __device__ __forceinline__ std::uint32_t pack_e4m3x4(float b0, float b1, float b
   return packed;
 }
 
+/// Two E4M3 codes as values; exact.
+__device__ __forceinline__ void unpack_e4m3x2(std::uint16_t codes, float& low, float& high) {
+  asm("{\n"
+      ".reg .b32 halves;\n"
+      ".reg .b16 x, y;\n"
+      "cvt.rn.f16x2.e4m3x2 halves, %2;\n"
+      "mov.b32 {x, y}, halves;\n"
+      "cvt.f32.f16 %0, x;\n"
+      "cvt.f32.f16 %1, y;\n"
+      "}"
+      : "=f"(low), "=f"(high)
+      : "h"(codes));
+}
+
+/// Two values as BF16 (round to nearest even); `low` in the low half.
+__device__ __forceinline__ std::uint32_t pack_bf16x2(float low, float high) {
+  std::uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
 /// The sum of two values after rounding each to E4M3; exact.
 __device__ __forceinline__ float round_to_e4m3_sum(float a, float b) {
   float sum;

@@ -5,12 +5,18 @@
 // Slots between a document's end and the next start, and kTailSlots slots after the last document, hold code 0: a tile may read
 // past a document's end and meets finite numbers only.
 //
-// Both layouts are made of the tensor core's *core matrices*, 8 rows x 16 bytes stored contiguously (wgmma, K-major, no swizzle),
+// The layouts of codes are made of the tensor core's *core matrices*, 8 rows x 16 bytes stored contiguously (wgmma, K-major, no swizzle),
 // so a tile is one contiguous range of bytes: it travels by plain bulk copies, no tensor map is needed, and a tile may start at
 // any multiple of 16 slots.
 //
 //   rows        [head][slot / 8][d / 16][slot % 8][16 bytes]     contracted along d:      Q, K, V, dO
 //   transposed  [head][slot / 16][d][16 bytes]                   contracted along tokens: Vt, dOt, Qt, Kt
+//
+// Values in BF16 (codes times scale, for products with dS in BF16, which take either major order) lie as the 128-byte swizzle wants them,
+// so that they travel the same way: rows of 64 channels, eight of them an atom of 1,024 bytes, the 16-byte chunks of row r at
+// place chunk ^ r:
+//
+//   rows16      [head][slot / 8][d / 64][slot % 8][8 chunks][8 elements]   contracted along tokens: Q, K
 //
 // In the transposed layout the 16 tokens of a group are permuted (`pi` for products whose A operand is packed from accumulator
 // registers, `rho` for the A operand that stmatrix writes); the exact orders are below and are tested against the fragment maps.
@@ -40,6 +46,12 @@ FLAMIA_LAYOUT_FN std::int64_t slot_capacity(std::int64_t tokens, std::int64_t do
 /// Byte offset of element (head, slot, channel) in the `rows` layout; `slots` = slot_capacity, `d` = head dim.
 FLAMIA_LAYOUT_FN std::int64_t rows_offset(std::int64_t slots, int d, std::int64_t head, std::int64_t slot, int channel) {
   return (head * slots + slot / 8 * 8) * d + std::int64_t{channel / 16} * 128 + slot % 8 * 16 + channel % 16;
+}
+
+/// Element offset of (head, slot, channel) in the `rows16` layout.
+FLAMIA_LAYOUT_FN std::int64_t rows16_offset(std::int64_t slots, int d, std::int64_t head, std::int64_t slot, int channel) {
+  const std::int64_t row = slot % 8;
+  return (head * slots + slot / 8 * 8) * d + std::int64_t{channel / 64} * 512 + row * 64 + ((channel / 8 % 8) ^ row) * 8 + channel % 8;
 }
 
 /// Column (0..15) at which token i of a 16-token group lies: `pi` pairs with A fragments packed from an FP32 accumulator.

@@ -21,10 +21,16 @@ enum class PartialFormat {
   f32,
 };
 enum class GradientFormat { bf16, f32 };
+/// How dS enters dK and dQ.
+enum class DsFormat {
+  e4m3,  // two payloads with exponents of their own, against the transposed codes of K and Q
+  bf16,  // rounded once, against K and Q as BF16 values (rows16)
+};
 
 struct BackwardConfig {
   int head_dim = 128;  // 64 or 128
   ScaleGroup scale_group = ScaleGroup::block;
+  DsFormat ds = DsFormat::e4m3;
   PartialFormat partials = PartialFormat::f16;
   GradientFormat gradients = GradientFormat::bf16;
   bool deterministic = false;  // dQ bit-repeatable: the split pass runs (../split/split.hpp); dK and dV always are
@@ -35,9 +41,11 @@ struct BackwardConfig {
 struct BackwardParams {
   // Operands in the layouts of ../layout.hpp, each both ways; `transposed` always in order pi. `slots` is slot_capacity(tokens, documents).
   const std::uint8_t* query_rows = nullptr;  // [query_heads][slots]
-  const std::uint8_t* query_transposed = nullptr;
-  const std::uint8_t* key_rows = nullptr;  // [key_heads][slots]
+  const std::uint8_t* query_transposed = nullptr;  // of Q and K: for DsFormat::e4m3 only
+  const std::uint16_t* query_rows16 = nullptr;     // for DsFormat::bf16 only
+  const std::uint8_t* key_rows = nullptr;          // [key_heads][slots]
   const std::uint8_t* key_transposed = nullptr;
+  const std::uint16_t* key_rows16 = nullptr;
   const std::uint8_t* value_rows = nullptr;
   const std::uint8_t* gradient_rows = nullptr;  // dO' = dO / l, [query_heads][slots]
   const std::uint8_t* gradient_transposed = nullptr;
