@@ -160,12 +160,12 @@ void check_products(const Recipe& recipe, std::vector<std::string>* found) {
     for (std::size_t j = i + 1; j < all.size(); ++j) {
       if (all[i].use.product != all[j].use.product) continue;
       if (plan::precision_of(element_of(all[i])) == plan::precision_of(element_of(all[j]))) continue;
-      found->push_back(std::string(name_of(all[i].use.product)) + " multiplies " + all[i].row.name + " in " +
-                       word_of(all[i].form.element) + " with " + all[j].row.name + " in " + word_of(all[j].form.element) +
-                       "; no MMA mixes them, so give both the same width" +
-                       (is(all[j], Operand::d_s) && all[j].form.element == Element::bf16
-                            ? " (BF16 dS takes operands in FP8 or FP4 whose scales are powers of two or E4M3: BF16 holds their values)"
-                            : ""));
+      found->push_back(
+          std::string(name_of(all[i].use.product)) + " multiplies " + all[i].row.name + " in " + word_of(all[i].form.element) +
+          " with " + all[j].row.name + " in " + word_of(all[j].form.element) + "; no MMA mixes them, so give both the same width" +
+          (is(all[j], Operand::d_s) && all[j].form.element == Element::bf16
+               ? " (BF16 dS takes operands in FP8 or FP4 whose scales are powers of two or E4M3: BF16 holds their values)"
+               : ""));
     }
 }
 

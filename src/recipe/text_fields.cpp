@@ -248,7 +248,8 @@ bool read_polynomial(std::string_view text, R* r) {
 
 constexpr TextField kShorthands[] = {
     {"ds",
-     "bf16 (rounded once for dQ and dK, no scale), e4m3 (two payloads: 1x128 for dQ, 64x1 for dK), RxC (one payload, such as 32x32) "
+     "bf16 (rounded once for dQ and dK, no scale), e4m3 (two payloads: 1x128 for dQ, 64x1 for dK), RxC (one payload, such as "
+     "32x32) "
      "or rowN (row x N keys and key x N queries, such as row32)",
      print_ds, read_ds},
     {"dk", "keyN (one exponent per key and N queries, such as key64) or RxC (queries x keys, such as 64x32)", print_dk, read_dk},

@@ -127,8 +127,8 @@ TEST(Exactness, ComparisonRecipesLeak) {
 
 TEST(Exactness, DocumentsAreComputedApart) {
   const Input in = packed(fresh_seed() + 24, {false, -1, -1});
-  for (const char* text :
-       {"mxfp8", "mxfp8-exact", "mxfp8-floor", "nvfp4", "nvfp4-full", "sage3", "sagebwd", "bf16", "mxfp8 ds=32x32", "mxfp8 ds=bf16"}) {
+  for (const char* text : {"mxfp8", "mxfp8-exact", "mxfp8-floor", "nvfp4", "nvfp4-full", "sage3", "sagebwd", "bf16",
+                           "mxfp8 ds=32x32", "mxfp8 ds=bf16"}) {
     const Result whole = run(in, recipe(text));
     for (std::size_t b = 0; b + 1 < in.cu_seqlens.size(); ++b) {
       Input one = in;

@@ -62,7 +62,8 @@ INSTANTIATE_TEST_SUITE_P(
         Broken{"mxfp8 ds=bf16 payloads=2", "two payloads of it are a contradiction"},
         Broken{"mxfp8 ds=bf16 ds1=bf16/1x128/ue8m0/ceil", "dS in dQ (bf16/1x128/ue8m0/ceil): BF16 has no scale"},
         Broken{"mxfp8 ds=bf16 ds2=e4m3/64x1/ue8m0/ceil", "both forms must be equal"},
-        Broken{"sagebwd ds=bf16", "dQ multiplies K in int8 with dS in bf16; no MMA mixes them, so give both the same width (BF16 dS"},
+        Broken{"sagebwd ds=bf16",
+               "dQ multiplies K in int8 with dS in bf16; no MMA mixes them, so give both the same width (BF16 dS"},
         Broken{"mxfp8 ds1=e4m3/constant/none/none", "a constant loses 99 %"}, Broken{"mxfp8 q1=e4m3/constant/none/none", "fits P"},
         Broken{"mxfp8 v1=e4m3/none/none/none", "needs a scale group"},
         Broken{"mxfp8 q1=e4m3/32xall/none/none", "needs a scale type"},
@@ -275,8 +276,8 @@ constexpr Reach kNone{};
 constexpr Reach kBlock32{Reach::Kind::block, 32};
 
 TEST(Guarantees, ExactRecipes) {
-  for (const char* text : {"bf16", "mxfp8-exact", "nvfp4-exact", "sage3-exact", "mxfp8-exact ds=row32", "mxfp8-exact ds=bf16",
-                           "mxfp8 block=1"}) {
+  for (const char* text :
+       {"bf16", "mxfp8-exact", "nvfp4-exact", "sage3-exact", "mxfp8-exact ds=row32", "mxfp8-exact ds=bf16", "mxfp8 block=1"}) {
     const Guarantee g = guarantee(parsed(text));
     EXPECT_EQ(g.outputs, kNone) << text;
     EXPECT_EQ(g.d_q, kNone) << text;

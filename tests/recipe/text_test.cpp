@@ -61,11 +61,28 @@ TEST(Names, ParsePrintAndAreAllDifferent) {
 }
 
 TEST(Names, VariantsPrintAsVariants) {
-  for (const char* text :
-       {"mxfp8 ds=32x32", "mxfp8 ds=bf16", "nvfp4-exact ds=bf16", "bf16 ds=e4m3", "mxfp8-exact ds=row32", "mxfp8 dk=64x32", "mxfp8 ref=tilesum", "mxfp8 dq=f32", "mxfp8 rotate=off",
-        "mxfp8 l=unrounded", "mxfp8 p-in-ds=codes", "mxfp8 sticky=on", "mxfp8 rule=floor", "mxfp8 exp2=poly3:2/16",
-        "mxfp8 acc=hopper13", "mxfp8 promote=32:32", "mxfp8 prescale=sequence", "mxfp8 block=16 sticky=on", "nvfp4 nvfp4=amax",
-        "mxfp8 exp2=mitchell trains=off", "mxfp8 fold-v=on fold-k=on", "mxfp8 ds=128x128"}) {
+  for (const char* text : {"mxfp8 ds=32x32",
+                           "mxfp8 ds=bf16",
+                           "nvfp4-exact ds=bf16",
+                           "bf16 ds=e4m3",
+                           "mxfp8-exact ds=row32",
+                           "mxfp8 dk=64x32",
+                           "mxfp8 ref=tilesum",
+                           "mxfp8 dq=f32",
+                           "mxfp8 rotate=off",
+                           "mxfp8 l=unrounded",
+                           "mxfp8 p-in-ds=codes",
+                           "mxfp8 sticky=on",
+                           "mxfp8 rule=floor",
+                           "mxfp8 exp2=poly3:2/16",
+                           "mxfp8 acc=hopper13",
+                           "mxfp8 promote=32:32",
+                           "mxfp8 prescale=sequence",
+                           "mxfp8 block=16 sticky=on",
+                           "nvfp4 nvfp4=amax",
+                           "mxfp8 exp2=mitchell trains=off",
+                           "mxfp8 fold-v=on fold-k=on",
+                           "mxfp8 ds=128x128"}) {
     const std::string name = parsed(text).name();
     const Recipe again = parsed(name);
     EXPECT_EQ(again, parsed(text)) << text << " printed as " << name;

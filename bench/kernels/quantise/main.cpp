@@ -117,6 +117,7 @@ struct Buffers {
   std::int64_t elements, slots;
   std::uint16_t *input, *other, *rotated, *growing;  // growing: magnitudes from 2^-12 to 1 over the row
   std::uint8_t *rows, *transposed, *exponents, *prefix;
+  std::uint16_t* rows16;
   float *row_sum, *d_prime;
   std::int16_t* z;
   std::uint16_t* accumulator;
@@ -134,6 +135,7 @@ Buffers make_buffers(std::int64_t tokens, std::int64_t documents) {
   b.growing = allocate<std::uint16_t>(b.elements);
   b.rows = allocate<std::uint8_t>(codes);
   b.transposed = allocate<std::uint8_t>(codes);
+  b.rows16 = allocate<std::uint16_t>(codes);
   b.exponents = allocate<std::uint8_t>(bytes);
   b.prefix = allocate<std::uint8_t>(bytes);
   b.row_sum = allocate<float>(bytes);
@@ -166,7 +168,14 @@ Buffers make_buffers(std::int64_t tokens, std::int64_t documents) {
   return b;
 }
 
-QuantiseParams params_of(const Buffers& b, const Row& r, bool rotate, Group group, Prefix prefix, bool rows, bool transposed) {
+/// What a launch writes beside exponents.
+struct Layouts {
+  bool rows, transposed, rows16 = false;
+  int bytes() const { return int{rows} + int{transposed} + 2 * int{rows16}; }  // of one element
+};
+constexpr Layouts kRows{true, false}, kTransposed{false, true}, kBoth{true, true}, kValues{true, false, true};
+
+QuantiseParams params_of(const Buffers& b, const Row& r, bool rotate, Group group, Prefix prefix, const Layouts& layouts) {
   QuantiseParams p;
   p.input = {b.input, DType::bf16, 0, 0};
   p.heads = kHeads;
@@ -174,8 +183,9 @@ QuantiseParams params_of(const Buffers& b, const Row& r, bool rotate, Group grou
   p.rotate = rotate;
   p.group = group;
   p.prefix = prefix;
-  p.rows = rows ? b.rows : nullptr;
-  p.transposed = transposed ? b.transposed : nullptr;
+  p.rows = layouts.rows ? b.rows : nullptr;
+  p.rows16 = layouts.rows16 ? b.rows16 : nullptr;
+  p.transposed = layouts.transposed ? b.transposed : nullptr;
   p.exponents = b.exponents;
   p.prefix_exponents = prefix == Prefix::none ? nullptr : b.prefix;
   p.slots = b.slots;
@@ -187,27 +197,30 @@ QuantiseParams params_of(const Buffers& b, const Row& r, bool rotate, Group grou
 
 void quantiser(const Buffers& b, const Row& r, const std::string& name) {
   const auto n = static_cast<double>(b.elements), bytes = static_cast<double>(b.slots * kHeads);
-  const auto run = [&](const char* part, bool rotate, Group group, Prefix prefix, bool rows, bool transposed,
-                       bool growing = false) {
-    QuantiseParams p = params_of(b, r, rotate, group, prefix, rows, transposed);
+  const auto run = [&](const char* part, bool rotate, Group group, Prefix prefix, const Layouts& layouts, bool growing = false) {
+    QuantiseParams p = params_of(b, r, rotate, group, prefix, layouts);
     if (growing) p.input.data = b.growing;
     const int reads = group == Group::tensor ? 2 : 1;  // its exponent is known only when all has been read
-    const double moved = n * (2 * reads + rows + transposed) + bytes * (prefix == Prefix::none ? 1 : 2);
+    const double moved = n * (2 * reads + layouts.bytes()) + bytes * (prefix == Prefix::none ? 1 : 2);
     row(name, part, time_ms([&] { ok(quantize::gpu::launch_quantise(p, nullptr)); }), moved);
   };
-  run("Q mxfp8 inference", true, Group::block, Prefix::none, true, false);
-  run("V mxfp8 inference", false, Group::block, Prefix::none, false, true);
-  run("Q mxfp8 training", true, Group::block, Prefix::none, true, true);
-  run("K mxfp8 training", true, Group::block, Prefix::record, true, true);
-  run("V mxfp8 training", false, Group::block, Prefix::record, true, true);
-  run("Q exact inference", true, Group::token, Prefix::none, true, false);
-  run("K exact inference", true, Group::token, Prefix::sticky, true, false);
-  run("V exact inference", false, Group::token, Prefix::sticky, false, true);
-  run("Q exact training", true, Group::token, Prefix::none, true, true);
-  run("K exact training", true, Group::token, Prefix::sticky, true, true);
-  run("V exact training", false, Group::token, Prefix::sticky, true, true);
-  run("K tensor inference", true, Group::tensor, Prefix::none, true, false);
-  run("K exact inference of growing magnitudes", true, Group::token, Prefix::sticky, true, false, true);
+  run("Q mxfp8 inference", true, Group::block, Prefix::none, kRows);
+  run("V mxfp8 inference", false, Group::block, Prefix::none, kTransposed);
+  run("Q mxfp8 training", true, Group::block, Prefix::none, kBoth);
+  run("K mxfp8 training", true, Group::block, Prefix::record, kBoth);
+  run("V mxfp8 training", false, Group::block, Prefix::record, kBoth);
+  run("Q mxfp8 training with dS in BF16", true, Group::block, Prefix::none, kValues);
+  run("K mxfp8 training with dS in BF16", true, Group::block, Prefix::record, kValues);
+  run("Q exact inference", true, Group::token, Prefix::none, kRows);
+  run("K exact inference", true, Group::token, Prefix::sticky, kRows);
+  run("V exact inference", false, Group::token, Prefix::sticky, kTransposed);
+  run("Q exact training", true, Group::token, Prefix::none, kBoth);
+  run("K exact training", true, Group::token, Prefix::sticky, kBoth);
+  run("V exact training", false, Group::token, Prefix::sticky, kBoth);
+  run("Q exact training with dS in BF16", true, Group::token, Prefix::none, kValues);
+  run("K exact training with dS in BF16", true, Group::token, Prefix::sticky, kValues);
+  run("K tensor inference", true, Group::tensor, Prefix::none, kRows);
+  run("K exact inference of growing magnitudes", true, Group::token, Prefix::sticky, kRows, true);
   for (const Group group : {Group::block, Group::token})
     for (const int accumulator_bytes : {2, 0}) {
       quantize::gpu::GradientParams g;
@@ -238,7 +251,7 @@ void quantiser(const Buffers& b, const Row& r, const std::string& name) {
 void unfused(const Buffers& b, const Row& r, const std::string& name) {
   const auto n = static_cast<double>(b.elements);
   const auto run = [&](const char* part, bool rotate, bool transposed, double bytes) {
-    const QuantiseParams p = params_of(b, r, rotate, Group::block, Prefix::none, true, transposed);
+    const QuantiseParams p = params_of(b, r, rotate, Group::block, Prefix::none, {true, transposed});
     row(name, part, time_ms([&] { ok(bench::launch_unfused(p, b.rotated, nullptr)); }), bytes);
   };
   run("Q unfused inference", true, false, n * (4 + 2 + 3));

@@ -139,7 +139,8 @@ bool scale_varies_along_contraction(const Recipe& r, const Settings& s) {
   const bool first = s.widen_k || (s.ds_first.kind == Payload::Kind::blocks && s.ds_first.columns == schedule::kTile);
   const bool second = s.widen_q || (s.ds_second.kind == Payload::Kind::blocks && s.ds_second.rows >= 64);
   const bool one_payload = s.one_ds_payload && !(s.widen_k && s.widen_q);
-  return !first || !second || one_payload || s.p_first.kind != Payload::Kind::constant || s.p_second.kind != Payload::Kind::constant;
+  return !first || !second || one_payload || s.p_first.kind != Payload::Kind::constant ||
+         s.p_second.kind != Payload::Kind::constant;
 }
 
 numerics::Exp2Kind exp2_kind(Exp2 kind) {

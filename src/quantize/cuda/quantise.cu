@@ -221,7 +221,8 @@ Status check(const QuantiseParams& p) {
   if (p.input.token_stride % 8 != 0 || p.input.head_stride % 8 != 0)
     return Status::invalid("strides " + std::to_string(p.input.token_stride) + ", " + std::to_string(p.input.head_stride) +
                            " of the input must be multiples of 8 elements (16 bytes)");
-  if (p.exponents == nullptr || !aligned(p.rows, 16) || !aligned(p.rows16, 16) || !aligned(p.transposed, 16) || !aligned(p.exponents, 16))
+  if (p.exponents == nullptr || !aligned(p.rows, 16) || !aligned(p.rows16, 16) || !aligned(p.transposed, 16) ||
+      !aligned(p.exponents, 16))
     return Status::invalid("outputs of the quantiser must be device memory aligned to 16 bytes; exponents may not be null");
   if (p.group == Group::tensor && p.prefix != Prefix::none)
     return Status::invalid("a prefix maximum of exponents needs groups of tokens, not one exponent for the tensor");

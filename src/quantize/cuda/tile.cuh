@@ -309,8 +309,7 @@ __device__ __forceinline__ void store_rows16(const Codes<D> (&codes)[kLaneTokens
 #pragma unroll
     for (int m = 0; m < Codes<D>::kOctets; ++m) {
       uint4 piece = values16(codes[i].octet[m], factor);
-      if (scale[i].exponent >= kMayOverflow)
-        piece = {finite16(piece.x), finite16(piece.y), finite16(piece.z), finite16(piece.w)};
+      if (scale[i].exponent >= kMayOverflow) piece = {finite16(piece.x), finite16(piece.y), finite16(piece.z), finite16(piece.w)};
       const int octet = kTokenLanes * m + lane.j;
       at[octet / 8 * 64 + (octet % 8 ^ row)] = piece;
     }

@@ -21,7 +21,7 @@ struct HopperForm {
   sm90::ScaleGroup scale_group = sm90::ScaleGroup::block;           // what the forward kernel is compiled for
   sm90::ScaleGroup gradient_scale_group = sm90::ScaleGroup::block;  // the same of the backward kernel, which reads dO too
   sm90::DsFormat ds = sm90::DsFormat::e4m3;
-  sm90::PartialFormat partials = sm90::PartialFormat::f16;          // in which dQ is summed
+  sm90::PartialFormat partials = sm90::PartialFormat::f16;  // in which dQ is summed
   sm90::RowReference reference = sm90::RowReference::phase32;
 };
 

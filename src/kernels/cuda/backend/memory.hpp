@@ -14,7 +14,7 @@ namespace flamia::cuda {
 struct OperandMemory {
   std::uint8_t* rows = nullptr;
   std::uint8_t* transposed = nullptr;
-  std::uint16_t* rows16 = nullptr;  // values in BF16, for dS in BF16
+  std::uint16_t* rows16 = nullptr;           // values in BF16, for dS in BF16
   std::uint8_t* exponents = nullptr;         // [heads][slots]
   std::uint8_t* prefix_exponents = nullptr;  // [heads][slots]
 };

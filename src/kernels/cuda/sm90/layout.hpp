@@ -51,7 +51,8 @@ FLAMIA_LAYOUT_FN std::int64_t rows_offset(std::int64_t slots, int d, std::int64_
 /// Element offset of (head, slot, channel) in the `rows16` layout.
 FLAMIA_LAYOUT_FN std::int64_t rows16_offset(std::int64_t slots, int d, std::int64_t head, std::int64_t slot, int channel) {
   const std::int64_t row = slot % 8;
-  return (head * slots + slot / 8 * 8) * d + std::int64_t{channel / 64} * 512 + row * 64 + ((channel / 8 % 8) ^ row) * 8 + channel % 8;
+  return (head * slots + slot / 8 * 8) * d + std::int64_t{channel / 64} * 512 + row * 64 + ((channel / 8 % 8) ^ row) * 8 +
+         channel % 8;
 }
 
 /// Column (0..15) at which token i of a 16-token group lies: `pi` pairs with A fragments packed from an FP32 accumulator.
