@@ -304,7 +304,7 @@ __device__ __forceinline__ void store_rows16(const Codes<D> (&codes)[kLaneTokens
 #pragma unroll
   for (int i = 0; i < kLaneTokens; ++i) {
     const int slot = lane_token(lane.k, i), row = slot % 8;
-    const float factor = numerics::pow2(scale[i].exponent);
+    const float factor = scale[i].flagged ? 0.f : numerics::pow2(scale[i].exponent);
     auto* const at = reinterpret_cast<uint4*>(group + slot / 8 * 8 * D) + row * 8;
 #pragma unroll
     for (int m = 0; m < Codes<D>::kOctets; ++m) {
