@@ -14,11 +14,15 @@ __device__ __forceinline__ int clamp(int value, int low, int high) { return min(
 /// 2^exponent, -126 ... 127.
 __device__ __forceinline__ float power_of_two(int exponent) { return __int_as_float((exponent + kExponentBias) << 23); }
 
-/// The ceil rule on the bits of a magnitude: least e with x <= 448 * 2^e. Held within -100 ... 120, where a payload of smaller or larger
-/// magnitude contributes nothing or is infinite, so that products of such factors stay finite.
-__device__ __forceinline__ int payload_exponent(std::uint32_t magnitude_bits) {
+/// The ceil rule on the bits of a magnitude: least e with x <= 448 * 2^e; -135 for all subnormal numbers.
+__device__ __forceinline__ int unclamped_payload_exponent(std::uint32_t magnitude_bits) {
   constexpr std::uint32_t above_448 = 0x1FFFFF;  // carries into the exponent from a mantissa above 1.75 on
-  return clamp(static_cast<int>((magnitude_bits + above_448) >> 23) - kExponentBias - 8, -100, 120);
+  return static_cast<int>((magnitude_bits + above_448) >> 23) - kExponentBias - 8;
+}
+/// Held within -100 ... 120, where a payload of smaller or larger magnitude contributes nothing or is infinite, so that products of such
+/// factors stay finite.
+__device__ __forceinline__ int payload_exponent(std::uint32_t magnitude_bits) {
+  return clamp(unclamped_payload_exponent(magnitude_bits), -100, 120);
 }
 
 /// 2^payload_exponent.

@@ -68,10 +68,9 @@ struct QueryConsumer {
     return {__shfl_sync(kFullWarp, first, 0), __shfl_sync(kFullWarp, min(work().length - kKeyTile, reach), 0)};
   }
 
-  /// dS of a tile whose scores are in Y and whose dP is in X; in a mixed tile times 2^eK.
-  __device__ __forceinline__ void finish_gradient(TileRegisters<Config>& tile, const RowFactors& rows,
-                                                  const KeyFactors<Config>& factors, std::uint32_t slot, int first_key,
-                                                  FreeTiles free) const {
+  /// dS of a tile whose scores are in Y and whose dP is in X; in a mixed tile times the keys' lifted 2^eK.
+  __device__ __forceinline__ void finish_gradient(TileRegisters<Config>& tile, const RowFactors& rows, KeyFactors<Config>& factors,
+                                                  std::uint32_t slot, int first_key, FreeTiles free) const {
     if (factors.mixed) {
       multiply_by_keys<false>(tile.y, records(slot) + key_byte, kSlopeAt);
       multiply_by_keys<false>(tile.x, records(slot) + key_byte, kValueAt);
@@ -82,7 +81,10 @@ struct QueryConsumer {
     } else {
       make_tile_gradient<Config, false>(tile.x, tile.y, rows, factors, VisibleKeys{});
     }
-    if (factors.mixed) multiply_by_keys<true>(tile.y, records(slot) + key_byte, kSlopeAt);
+    if (factors.mixed) {
+      multiply_by_keys<true>(tile.y, records(slot) + key_byte, kSlopeAt);
+      factors.slope[0] = 1.0f / kLifted;
+    }
   }
 
   /// dS of an item's first tile.

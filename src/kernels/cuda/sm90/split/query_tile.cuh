@@ -88,6 +88,12 @@ inline constexpr int kKeyRecordBytes = static_cast<int>(sizeof(KeyRecord));
 inline constexpr float kGreatestSlope = 0x1p120f;
 __device__ __forceinline__ float finite_slope(float slope) { return fminf(slope, kGreatestSlope); }
 
+/// dQ's payload holds dS 2^eK, whose exponent may lie below FP32's normal numbers (K near 2^-118). So that every factor is one of them, keys' factors
+/// are lifted by this power of two and the payload's inverse is lowered by it.
+inline constexpr int kLift = 7;
+inline constexpr float kLifted = 1 << kLift;
+inline constexpr int kLeastWideExponent = -kExponentBias - kLift, kGreatestWideExponent = 126 - kLift;
+
 /// Factors of a tile's keys. They are loaded long before they are used: a load from shared memory takes more than a hundred cycles beside running
 /// products.
 template <class Config>
@@ -117,14 +123,15 @@ FLAMIA_LAYOUT_FN int factor_of(int u) {
   return Config::kFactors == 1 ? 0 : u / 2;
 }
 
-/// Mixed tiles: every score times its key's factor. `mine` = shared address of the record of the thread's first key.
-template <bool kFinite>
+/// Mixed tiles: every score times its key's factor (kPayload: every dS, times the lifted one). `mine` = shared address of the record of the
+/// thread's first key.
+template <bool kPayload>
 __device__ __forceinline__ void multiply_by_keys(float (&x)[kTileScores], std::uint32_t mine, int at) {
 #pragma unroll
   for (int j = 0; j < kKeyTile / 8; ++j) {
     float first = ptx::load_shared_float(mine + 8 * j * kKeyRecordBytes + at);
     float second = ptx::load_shared_float(mine + (8 * j + 1) * kKeyRecordBytes + at);
-    if constexpr (kFinite) first = finite_slope(first), second = finite_slope(second);
+    if constexpr (kPayload) first = finite_slope(first) * kLifted, second = finite_slope(second) * kLifted;
     x[4 * j] *= first;
     x[4 * j + 1] *= second;
     x[4 * j + 2] *= first;
@@ -193,6 +200,11 @@ __device__ __forceinline__ void make_tile_gradient(const float (&x)[kTileScores]
   }
 }
 
+/// backward::payload_exponent() over a wider range.
+__device__ __forceinline__ int wide_payload_exponent(std::uint32_t magnitude_bits) {
+  return clamp(unclamped_payload_exponent(magnitude_bits), kLeastWideExponent, kGreatestWideExponent);
+}
+
 /// Exponents of the payload, packed: one a query, from its greatest dS 2^eK over the tile. A query lies in the four lanes of a quad.
 template <class Config>
 __device__ __forceinline__ int payload_exponents(const float (&y)[kTileScores], const KeyFactors<Config>& keys) {
@@ -209,7 +221,7 @@ __device__ __forceinline__ int payload_exponents(const float (&y)[kTileScores], 
           __vimax3_u32(greatest[half], __float_as_uint(fabsf(y[i + 4]) * weight), __float_as_uint(fabsf(y[i + 5]) * weight));
     }
   }
-  return pack_halves(payload_exponent(greatest_of_quad(greatest[0])), payload_exponent(greatest_of_quad(greatest[1])));
+  return pack_halves(wide_payload_exponent(greatest_of_quad(greatest[0])), wide_payload_exponent(greatest_of_quad(greatest[1])));
 }
 
 /// The payload. Elements of an all but vanished query may meet a factor beyond FP32's range, or NaN of a flagged token-block: it stays finite, so
@@ -218,22 +230,24 @@ template <class Config>
 __device__ __forceinline__ void round_payload(std::uint32_t (&codes)[kPayloadWords], const float (&y)[kTileScores], int exponents,
                                               const KeyFactors<Config>& keys) {
   constexpr float greatest = 0x1p127f;
-  const float inverse[2] = {power_of_two(-low_half(exponents)), power_of_two(-high_half(exponents))};
+  const float inverse[2] = {power_of_two(-low_half(exponents) - kLift), power_of_two(-high_half(exponents) - kLift)};
 #pragma unroll
   for (int u = 0; u < kTileGroups; ++u) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float factor = fminf(keys.slope[factor_of<Config>(u)] * inverse[half], greatest);
+      const float factor = fminf(keys.slope[factor_of<Config>(u)] * kLifted * inverse[half], greatest);
       const int i = first_of_payload(u, half);
       codes[2 * u + half] = ptx::pack_e4m3x4(y[i] * factor, y[i + 1] * factor, y[i + 4] * factor, y[i + 5] * factor);
     }
   }
 }
 
-/// dQ += x * 2^exponent of the query, rounded once: FP32 takes over every tile.
+/// dQ += x * 2^exponent of the query, rounded once: FP32 takes over every tile. The power may be a subnormal number.
 template <int kCount>
 __device__ __forceinline__ void promote_tile(float (&sum)[kCount], const float (&part)[kCount], int exponents) {
-  const float scale[2] = {power_of_two(low_half(exponents)), power_of_two(high_half(exponents))};
+  constexpr int shift = 1 + kLift;
+  const float scale[2] = {power_of_two(low_half(exponents) + shift) * (1.0f / (1 << shift)),
+                          power_of_two(high_half(exponents) + shift) * (1.0f / (1 << shift))};
 #pragma unroll
   for (int i = 0; i < kCount; ++i) sum[i] = __fmaf_rn(part[i], scale[i / 2 % 2], sum[i]);
 }
