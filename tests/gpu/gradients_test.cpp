@@ -162,7 +162,6 @@ TEST_F(GpuGradients, GraphReplaysWithOtherLengths) {
   for (const Input* lengths : order) {
     operands.cu_seqlens.upload(lengths->cu_seqlens);
     call.poison();
-    cuda_ok(cudaDeviceSynchronize());
     graph.replay();
     const Result expected = gpu_training(*lengths, recipe("mxfp8-exact"));
     EXPECT_EQ(different_rows(call.result(), expected, in.problem, 0, in.problem.tokens, kAll), 0u);

@@ -99,7 +99,9 @@ class Graph {
   }
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
+  /// Its stream does not wait for the default stream: what was poisoned or uploaded there must have arrived.
   void replay() {
+    cuda_ok(cudaDeviceSynchronize());
     cuda_ok(cudaGraphLaunch(executable_, stream_));
     cuda_ok(cudaStreamSynchronize(stream_));
   }
