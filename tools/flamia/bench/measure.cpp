@@ -115,10 +115,13 @@ Status measure(const Workload& workload, const Recipe& recipe, const BenchOption
       workload.forward_flops(options.heads, options.head_dim, options.mask.causal, options.mask.left, options.mask.right);
   const double query_elements = static_cast<double>(workload.tokens()) * options.heads * options.head_dim;
   const double key_elements = static_cast<double>(workload.tokens()) * options.key_heads * options.head_dim;
-  const double copies = options.training ? 2 : 1;  // codes written an element of Q and K; V has its transposed copy beside
+  // written for an element of V: its codes once or both ways; of Q and K: their codes both ways or, for dS in BF16, codes and values
+  const double v_bytes = options.training ? 2 : 1;
+  const double qk_bytes = options.training && recipe.d_s.first.element == Element::bf16 ? 3 : v_bytes;
   std::vector<Part> wanted{
       {"schedule", [&] { return forward.schedule(); }},
-      {"quantise", [&] { return forward.quantise(); }, 0, (2. + copies) * (query_elements + 2. * key_elements)},
+      {"quantise", [&] { return forward.quantise(); }, 0,
+       (2. + qk_bytes) * (query_elements + key_elements) + (2. + v_bytes) * key_elements},
       {"forward", [&] { return forward.attend(); }, flops, 0, errors.output},
       {options.training ? "forward_call" : "inference", [&] { return call.run_forward(); }, flops, 0, errors.output}};
   if (options.training) {
