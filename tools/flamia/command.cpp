@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
@@ -54,35 +53,29 @@ ExitCode exit_code(StatusCode code) {
   return kOther;
 }
 
-void add_report_flags(CLI::App* command, Session* session) {
-  command->add_flag("--json", session->json, "print one JSON value instead of text");
-  command->add_flag("--progress", session->progress, "show progress on standard error even if it is no terminal");
+void add_report_flags(Command* command, Session* session) {
+  command->flag("--json", &session->json, "print one JSON value instead of text");
+  command->flag("--progress", &session->progress, "show progress on standard error even if it is no terminal");
 }
 
-void add_device_flags(CLI::App* command, CallOptions* options) {
-  command->add_option("--threads", options->threads, "CPU threads, 0 = all cores; results do not depend on it")
-      ->check(CLI::Range(0, 4096))
-      ->option_text("N");
-  command
-      ->add_option_function<std::string>(
-          "--device", [options](const std::string& name) { options->device = name == "cuda" ? Device::cuda : Device::cpu; },
-          "cpu or cuda")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->option_text("cpu|cuda");
+void add_device_flags(Command* command, CallOptions* options) {
+  command->whole("--threads", &options->threads, 0, 4096, "N", "CPU threads, 0 = all cores; results do not depend on it");
+  command->choice("--device", {"cpu", "cuda"}, "cpu|cuda", "cpu or cuda",
+                  [options](const std::string& name) { options->device = name == "cuda" ? Device::cuda : Device::cpu; });
 }
 
-void add_deterministic_flag(CLI::App* command, CallOptions* options) {
-  command->add_flag("--deterministic", options->deterministic,
-                    "GPU: sum dQ in a fixed order, so that it repeats bit for bit (the CPU always does)");
+void add_deterministic_flag(Command* command, CallOptions* options) {
+  command->flag("--deterministic", &options->deterministic,
+                "GPU: sum dQ in a fixed order, so that it repeats bit for bit (the CPU always does)");
 }
 
-void add_mask_flags(CLI::App* command, MaskFlags* flags) {
-  CLI::Option* causal = command->add_flag("--causal", flags->causal, "a query sees no later key (the default)");
-  command->add_flag("--full", flags->full, "a query sees all keys of its document")->excludes(causal);
-  command->add_option("--window", flags->window, "query i sees keys i-L ... i+R, -1 = unlimited; --causal still hides later keys")
-      ->option_text("L,R");
-  flags->scale_option =
-      command->add_option("--scale", flags->scale, "softmax scale (default 1 / sqrt(head dim))")->option_text("S");
+void add_mask_flags(Command* command, MaskFlags* flags) {
+  command->flag("--causal", &flags->causal, "a query sees no later key (the default)");
+  command->flag("--full", &flags->full, "a query sees all keys of its document");
+  command->exclude("--full", "--causal");
+  command->text("--window", &flags->window, "L,R",
+                "query i sees keys i-L ... i+R, -1 = unlimited; --causal still hides later keys");
+  command->number("--scale", &flags->scale, "S", "softmax scale (default 1 / sqrt(head dim))");
 }
 
 Status finish_mask(const MaskFlags& flags, CallOptions* options) {
@@ -97,11 +90,11 @@ Status finish_mask(const MaskFlags& flags, CallOptions* options) {
                              ": must be two whole numbers L,R of at least -1 (-1 = unlimited), as in --window 256,0");
   }
   options->scale = 0.f;
-  if (flags.scale_option != nullptr && flags.scale_option->count() > 0) {
-    if (!std::isfinite(flags.scale) || flags.scale <= 0.f)
+  if (flags.scale) {
+    if (!std::isfinite(*flags.scale) || *flags.scale <= 0.f)
       return Status::invalid(
-          fmt::format("--scale {}: must be a finite number above 0; leave it out for 1 / sqrt(head dim)", flags.scale));
-    options->scale = flags.scale;
+          fmt::format("--scale {}: must be a finite number above 0; leave it out for 1 / sqrt(head dim)", *flags.scale));
+    options->scale = *flags.scale;
   }
   return {};
 }

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the commands share: their flags, how they report, and their exit codes.
 #pragma once
-#include <CLI/App.hpp>
-#include <cstdint>
-#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "call.hpp"
+#include "flags.hpp"
 #include "flamia/recipe.hpp"
 #include "flamia/status.hpp"
 
@@ -16,27 +15,19 @@ namespace flamia::cli {
 enum ExitCode { kDone = 0, kOther = 1, kBadInput = 2, kUnsupported = 3, kIo = 4 };
 ExitCode exit_code(StatusCode code);
 
-/// Filled while the command line is parsed; `action` is the chosen command.
-struct Session {
-  std::function<Status()> action;
-  bool json = false;
-  bool progress = false;
-};
-
 /// --json, --progress
-void add_report_flags(CLI::App* command, Session* session);
+void add_report_flags(Command* command, Session* session);
 /// --threads, --device
-void add_device_flags(CLI::App* command, CallOptions* options);
+void add_device_flags(Command* command, CallOptions* options);
 /// --deterministic
-void add_deterministic_flag(CLI::App* command, CallOptions* options);
+void add_deterministic_flag(Command* command, CallOptions* options);
 /// --causal, --full, --window, --scale. Call `finish_mask` when the command runs.
 struct MaskFlags {
   bool causal = false, full = false;
   std::string window;
-  CLI::Option* scale_option = nullptr;
-  float scale = 0.f;
+  std::optional<float> scale;
 };
-void add_mask_flags(CLI::App* command, MaskFlags* flags);
+void add_mask_flags(Command* command, MaskFlags* flags);
 Status finish_mask(const MaskFlags& flags, CallOptions* options);
 
 /// "mxfp8,bf16,mxfp8 ds=32x32"
@@ -51,14 +42,14 @@ std::string printable(const std::string& text);
 /// Writes to standard output; a closed or full one is an I/O error.
 Status print(const std::string& text);
 
-void add_attend(CLI::App& app, Session* session);
-void add_quantize(CLI::App& app, Session* session);
-void add_accuracy(CLI::App& app, Session* session);
-void add_leak(CLI::App& app, Session* session);
-void add_recipes(CLI::App& app, Session* session);
-void add_explain(CLI::App& app, Session* session);
-void add_demo(CLI::App& app, Session* session);
-void add_tables(CLI::App& app, Session* session);
-void add_bench(CLI::App& app, Session* session);
+void add_attend(Program& program);
+void add_quantize(Program& program);
+void add_accuracy(Program& program);
+void add_leak(Program& program);
+void add_recipes(Program& program);
+void add_explain(Program& program);
+void add_demo(Program& program);
+void add_tables(Program& program);
+void add_bench(Program& program);
 
 }  // namespace flamia::cli

@@ -2,12 +2,10 @@
 // The flamia program. Exit codes: 0 done, 2 wrong usage or input, 3 valid but unsupported, 4 a file cannot be read or written, 1 other.
 #include <signal.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
-#include <iostream>
 #include <new>
-#include <sstream>
+#include <optional>
 
 #include "command.hpp"
 
@@ -37,27 +35,14 @@ int report(const flamia::Status& status) {
 int main(int argc, char** argv) {
   ::signal(SIGPIPE, SIG_IGN);  // a reader that left is an I/O error with a message, not a silent death
   ::signal(SIGXFSZ, SIG_IGN);  // so is a file that may not grow
-  CLI::App app{"Attention for training with 8-bit and 4-bit operands: run it, measure it, explain it.", "flamia"};
-  flamia::cli::Session session;
-  app.set_version_flag("--version", flamia::version());
-  app.require_subcommand(1);
-  app.footer(kFooter);
-  app.failure_message([](const CLI::App*, const CLI::Error& error) {
-    return "flamia: error: " + flamia::cli::printable(error.what()) + "; see flamia --help or flamia COMMAND --help\n";
-  });
+  flamia::cli::Program program("Attention for training with 8-bit and 4-bit operands: run it, measure it, explain it.", kFooter);
   for (auto add :
        {flamia::cli::add_attend, flamia::cli::add_quantize, flamia::cli::add_accuracy, flamia::cli::add_leak,
         flamia::cli::add_recipes, flamia::cli::add_explain, flamia::cli::add_demo, flamia::cli::add_tables, flamia::cli::add_bench})
-    add(app, &session);
+    add(program);
+  if (const std::optional<int> said = program.parse(argc, argv)) return *said;
   try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    std::ostringstream text;  // of --help and --version
-    if (app.exit(error, text, std::cerr) != 0) return flamia::cli::kBadInput;
-    return report(flamia::cli::print(text.str()));
-  }
-  try {
-    return report(session.action());
+    return report(program.session()->action());
   } catch (const std::bad_alloc&) {
     return report({flamia::StatusCode::out_of_memory, "out of memory; use a smaller input"});
   } catch (const std::exception& error) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "accuracy.hpp"
 
-#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "command.hpp"
@@ -60,17 +59,18 @@ Status run(AccuracyFlags& flags, const Session& session) {
 
 }  // namespace
 
-void add_accuracy(CLI::App& app, Session* session) {
+void add_accuracy(Program& program) {
+  Session* const session = program.session();
   auto flags = std::make_shared<AccuracyFlags>();
-  CLI::App* command = app.add_subcommand("accuracy", "how far recipes are from float64 attention on the unquantised input");
-  command->add_option("IN", flags->in, "safetensors file with q, k, v (and dout, cu_seqlens)")->required();
-  command->add_option("--recipes", flags->recipes, "recipes, separated by commas")->required()->option_text("A,B,...");
-  command->add_option("--csv", flags->csv, "also write the table to this file")->option_text("F");
-  add_mask_flags(command, &flags->mask);
-  add_device_flags(command, &flags->options);
-  add_deterministic_flag(command, &flags->options);
-  add_report_flags(command, session);
-  command->footer(
+  Command command = program.command("accuracy", "how far recipes are from float64 attention on the unquantised input");
+  command.file("IN", &flags->in, "safetensors file with q, k, v (and dout, cu_seqlens)");
+  command.required_text("--recipes", &flags->recipes, "A,B,...", "recipes, separated by commas");
+  command.text("--csv", &flags->csv, "F", "also write the table to this file");
+  add_mask_flags(&command, &flags->mask);
+  add_device_flags(&command, &flags->options);
+  add_deterministic_flag(&command, &flags->options);
+  add_report_flags(&command, session);
+  command.footer(
       R"(For O, dQ, dK, dV: cosine, relative L2, and the worst row's error relative to its norm or a tenth of the rms row norm, whichever is
 more. One line a head (dK, dV: key heads) and one for all: mean cosine and L2, greatest worst row. Then shares, by query head
 (blank where a scale spans all heads) and over all heads:
@@ -86,7 +86,7 @@ Examples:
   flamia accuracy in.safetensors --recipes bf16,mxfp8,mxfp8-exact,fp8-tensor
   flamia accuracy in.safetensors --recipes "mxfp8,mxfp8 ds=32x32" --full --csv accuracy.csv
 )");
-  command->callback([flags, session] { session->action = [flags, session] { return run(*flags, *session); }; });
+  command.action([flags, session] { return run(*flags, *session); });
 }
 
 }  // namespace flamia::cli

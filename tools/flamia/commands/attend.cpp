@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -75,24 +74,22 @@ Status run(Attend& flags, const Session& session) {
 
 }  // namespace
 
-void add_attend(CLI::App& app, Session* session) {
+void add_attend(Program& program) {
+  Session* const session = program.session();
   auto flags = std::make_shared<Attend>();
-  CLI::App* command = app.add_subcommand("attend", "attention of a file's tensors, with gradients if asked");
-  command->add_option("IN", flags->in, "safetensors file with q, k, v (and dout, cu_seqlens)")->required();
-  command->add_option("--recipe", flags->recipe, "what to compute with; see `flamia recipes`")->required()->option_text("R");
-  command->add_option("--out", flags->out, "file to write out, lse (and dq, dk, dv) to")->required()->option_text("OUT");
-  command->add_flag("--backward", flags->options.backward, "also the gradients dq, dk, dv; needs dout");
-  command
-      ->add_option_function<std::string>(
-          "--out-dtype", [flags](const std::string& name) { flags->options.out_dtype = name == "bf16" ? DType::bf16 : DType::f32; },
-          "dtype of out: f32 (default) or bf16; gradients stay f32 and do not depend on it")
-      ->check(CLI::IsMember({"f32", "bf16"}))
-      ->option_text("f32|bf16");
-  add_mask_flags(command, &flags->mask);
-  add_device_flags(command, &flags->options);
-  add_deterministic_flag(command, &flags->options);
-  add_report_flags(command, session);
-  command->footer(
+  Command command = program.command("attend", "attention of a file's tensors, with gradients if asked");
+  command.file("IN", &flags->in, "safetensors file with q, k, v (and dout, cu_seqlens)");
+  command.required_text("--recipe", &flags->recipe, "R", "what to compute with; see `flamia recipes`");
+  command.required_text("--out", &flags->out, "OUT", "file to write out, lse (and dq, dk, dv) to");
+  command.flag("--backward", &flags->options.backward, "also the gradients dq, dk, dv; needs dout");
+  command.choice("--out-dtype", {"f32", "bf16"}, "f32|bf16",
+                 "dtype of out: f32 (default) or bf16; gradients stay f32 and do not depend on it",
+                 [flags](const std::string& name) { flags->options.out_dtype = name == "bf16" ? DType::bf16 : DType::f32; });
+  add_mask_flags(&command, &flags->mask);
+  add_device_flags(&command, &flags->options);
+  add_deterministic_flag(&command, &flags->options);
+  add_report_flags(&command, session);
+  command.footer(
       R"(Writes out [T, H, d], lse [H, T] (natural logarithm, FP32) and with --backward dq, dk, dv, shaped as q, k, v.
 A row that sees no key has out 0, lse +inf and gradients 0.
 
@@ -101,7 +98,7 @@ Examples:
   flamia attend in.safetensors --recipe mxfp8-exact --backward --window 256,0 --out grads --json
   flamia attend in.safetensors --recipe bf16 --full --out-dtype bf16 --out /dev/stdout > out
 )");
-  command->callback([flags, session] { session->action = [flags, session] { return run(*flags, *session); }; });
+  command.action([flags, session] { return run(*flags, *session); });
 }
 
 }  // namespace flamia::cli

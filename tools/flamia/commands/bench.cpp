@@ -2,7 +2,6 @@
 // flamia bench: the GPU kernels on packed workloads, part by part, as rows of bench/results/*.csv.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -132,32 +131,29 @@ Status run(Bench&, const Session&) {
 
 }  // namespace
 
-void add_bench(CLI::App& app, Session* session) {
+void add_bench(Program& program) {
+  Session* const session = program.session();
   auto flags = std::make_shared<Bench>();
-  CLI::App* command = app.add_subcommand("bench", "time the GPU kernels on packed workloads");
-  command->add_option("--recipes", flags->recipes, "comma-separated (default mxfp8,mxfp8-exact)")->option_text("R,...");
-  command->add_option("--workloads", flags->workloads, "names from the workload file (default: all)")->option_text("NAME,...");
-  command->add_option("--workload-file", flags->workload_file, "JSON with named lists of lengths (default bench/workloads.json)")
-      ->option_text("FILE");
-  command->add_option("--lengths", flags->lengths, "own document lengths instead: 4096x16 or 100,200,4096x2")->option_text("L,...");
-  command->add_option("--heads", flags->heads, "query heads (default 16)")->check(CLI::Range(1, 4096))->option_text("N");
-  command->add_option("--key-heads", flags->key_heads, "key and value heads (default: as --heads)")
-      ->check(CLI::Range(1, 4096))
-      ->option_text("N");
-  command->add_option("--head-dim", flags->head_dim, "64 or 128 (default)")->check(CLI::IsMember({64, 128}))->option_text("N");
-  command->add_option("--mode", flags->mode, "burst (single launches), sustained (back to back) or both")
-      ->check(CLI::IsMember({"burst", "sustained", "both"}))
-      ->option_text("M");
-  command->add_flag("--training-call", flags->training, "forward and backward: what a training step of one layer costs");
-  command->add_flag("--deterministic", flags->deterministic, "with --training-call: dQ summed in a fixed order");
-  command->add_option("--csv", flags->csv, "append rows to this file")->option_text("FILE");
-  command->add_option("--run", flags->run, "name shared by everything measured side by side (default: the time)")
-      ->option_text("ID");
-  command->add_option("--commit", flags->commit, "recorded in the rows")->option_text("REV");
-  command->add_option("--seed", flags->seed, "of the random operands (default: fresh)")->option_text("N");
-  add_mask_flags(command, &flags->mask);
-  add_report_flags(command, session);
-  command->footer(
+  Command command = program.command("bench", "time the GPU kernels on packed workloads");
+  command.text("--recipes", &flags->recipes, "R,...", "comma-separated (default mxfp8,mxfp8-exact)");
+  command.text("--workloads", &flags->workloads, "NAME,...", "names from the workload file (default: all)");
+  command.text("--workload-file", &flags->workload_file, "FILE", "JSON with named lists of lengths (default bench/workloads.json)");
+  command.text("--lengths", &flags->lengths, "L,...", "own document lengths instead: 4096x16 or 100,200,4096x2");
+  command.whole("--heads", &flags->heads, 1, 4096, "N", "query heads (default 16)");
+  command.whole("--key-heads", &flags->key_heads, 1, 4096, "N", "key and value heads (default: as --heads)");
+  command.choice("--head-dim", {"64", "128"}, "N", "64 or 128 (default)",
+                 [flags](const std::string& given) { flags->head_dim = given == "64" ? 64 : 128; });
+  command.choice("--mode", {"burst", "sustained", "both"}, "M", "burst (single launches), sustained (back to back) or both",
+                 &flags->mode);
+  command.flag("--training-call", &flags->training, "forward and backward: what a training step of one layer costs");
+  command.flag("--deterministic", &flags->deterministic, "with --training-call: dQ summed in a fixed order");
+  command.text("--csv", &flags->csv, "FILE", "append rows to this file");
+  command.text("--run", &flags->run, "ID", "name shared by everything measured side by side (default: the time)");
+  command.text("--commit", &flags->commit, "REV", "recorded in the rows");
+  command.seed("--seed", &flags->seed, "of the random operands (default: fresh)");
+  add_mask_flags(&command, &flags->mask);
+  add_report_flags(&command, session);
+  command.footer(
       R"(Parts: schedule (work list), quantise (Q, K, V), forward (attention kernel), inference (all three together).
 With --training-call, which makes the copies that the backward pass reads: schedule, quantise, forward, forward_call (all three), d_out
 (dO quantised, D, dQ's sums cleared), gradients (the kernels that make dQ, dK, dV), backward (schedule, d_out, gradients), call (forward
@@ -169,7 +165,7 @@ Examples:
   flamia bench --training-call --workloads 16x4096 --recipes mxfp8-exact
   flamia bench --workloads 16x4096,256x256 --full --recipes mxfp8-exact
 )");
-  command->callback([flags, session] { session->action = [flags, session] { return run(*flags, *session); }; });
+  command.action([flags, session] { return run(*flags, *session); });
 }
 
 }  // namespace flamia::cli

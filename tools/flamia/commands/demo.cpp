@@ -2,7 +2,6 @@
 // The main job end to end on real activations: a training call per recipe, its accuracy, what it leaks, how long it takes.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
 #include <memory>
@@ -139,17 +138,16 @@ Status run(const Demo& flags, const Session& session) {
 
 }  // namespace
 
-void add_demo(CLI::App& app, Session* session) {
+void add_demo(Program& program) {
+  Session* const session = program.session();
   auto flags = std::make_shared<Demo>();
-  CLI::App* command = app.add_subcommand("demo", "the main job on real activations: accuracy, leak and time of a training call");
-  command
-      ->add_option("--data", flags->data,
-                   "folder of gpt-early.safetensors and gpt-late.safetensors (default: ./data, else the installed)")
-      ->option_text("DIR");
-  command->add_option("--out", flags->out, "folder for the CSV files (default flamia-demo, made if missing)")->option_text("DIR");
-  add_device_flags(command, &flags->options);
-  add_report_flags(command, session);
-  command->footer(
+  Command command = program.command("demo", "the main job on real activations: accuracy, leak and time of a training call");
+  command.text("--data", &flags->data, "DIR",
+               "folder of gpt-early.safetensors and gpt-late.safetensors (default: ./data, else the installed)");
+  command.text("--out", &flags->out, "DIR", "folder for the CSV files (default flamia-demo, made if missing)");
+  add_device_flags(&command, &flags->options);
+  add_report_flags(&command, session);
+  command.footer(
       R"(Runs quantise + forward + backward on packed documents of a trained byte-level model, with mxfp8 and mxfp8-exact beside bf16 and
 fp8-tensor. Cosines and worst row: against float64 attention on the unquantised input. leak_*: greatest change of what must not
 change, relative to the greatest output, 0 = every bit equal (see flamia leak --help). seconds: median of 3 training calls.
@@ -159,7 +157,7 @@ Examples:
   flamia demo
   flamia demo --data data --out out/demo --json
 )");
-  command->callback([flags, session] { session->action = [flags, session] { return run(*flags, *session); }; });
+  command.action([flags, session] { return run(*flags, *session); });
 }
 
 }  // namespace flamia::cli

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/explain.hpp"
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -64,19 +63,15 @@ Status run(const Explain& flags, const Session& session) {
 
 }  // namespace
 
-void add_explain(CLI::App& app, Session* session) {
+void add_explain(Program& program) {
+  Session* const session = program.session();
   auto flags = std::make_shared<Explain>();
-  CLI::App* command =
-      app.add_subcommand("explain", "what a recipe quantises how, what it guarantees, what a machine refuses and why");
-  command->add_option("--recipe", flags->recipe, "a name, or a name and what differs; see `flamia recipes`")
-      ->required()
-      ->option_text("R");
-  command->add_option("--arch", flags->arch, "cpu (default), sm_90 or sm_100")->option_text("cpu|sm_90|sm_100");
-  command->add_option("--head-dim", flags->head_dim, "channels of a head (default 128)")
-      ->check(CLI::Range(1, 65536))
-      ->option_text("N");
-  add_report_flags(command, session);
-  command->footer(
+  Command command = program.command("explain", "what a recipe quantises how, what it guarantees, what a machine refuses and why");
+  command.required_text("--recipe", &flags->recipe, "R", "a name, or a name and what differs; see `flamia recipes`");
+  command.text("--arch", &flags->arch, "cpu|sm_90|sm_100", "cpu (default), sm_90 or sm_100");
+  command.whole("--head-dim", &flags->head_dim, 1, 65536, "N", "channels of a head (default 128)");
+  add_report_flags(&command, session);
+  command.footer(
       R"(Exit code 3 where the machine refuses the recipe or this version does not execute it there; the text says why.
 
 Examples:
@@ -84,7 +79,7 @@ Examples:
   flamia explain --recipe "nvfp4" --arch sm_100 --head-dim 64
   flamia explain --recipe sage3 --json
 )");
-  command->callback([flags, session] { session->action = [flags, session] { return run(*flags, *session); }; });
+  command.action([flags, session] { return run(*flags, *session); });
 }
 
 }  // namespace flamia::cli

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "command.hpp"
@@ -46,18 +45,18 @@ Status run(LeakFlags& flags, const Session& session) {
 
 }  // namespace
 
-void add_leak(CLI::App& app, Session* session) {
+void add_leak(Program& program) {
+  Session* const session = program.session();
   auto flags = std::make_shared<LeakFlags>();
-  CLI::App* command = app.add_subcommand("leak", "what recipes let through between tokens that the mask keeps apart");
-  command->add_option("IN", flags->in, "safetensors file with q, k, v (and dout, cu_seqlens)")->required();
-  command->add_option("--recipes", flags->recipes, "recipes, separated by commas")->required()->option_text("A,B,...");
-  command->add_option("--factors", flags->factors, "what hidden tokens are multiplied by (default 16,1024,10000)")
-      ->option_text("F,...");
-  command->add_option("--csv", flags->csv, "also write every factor and cut to this file")->option_text("F");
-  add_mask_flags(command, &flags->mask);
-  add_device_flags(command, &flags->options);
-  add_report_flags(command, session);
-  command->footer(
+  Command command = program.command("leak", "what recipes let through between tokens that the mask keeps apart");
+  command.file("IN", &flags->in, "safetensors file with q, k, v (and dout, cu_seqlens)");
+  command.required_text("--recipes", &flags->recipes, "A,B,...", "recipes, separated by commas");
+  command.text("--factors", &flags->factors, "F,...", "what hidden tokens are multiplied by (default 16,1024,10000)");
+  command.text("--csv", &flags->csv, "F", "also write every factor and cut to this file");
+  add_mask_flags(&command, &flags->mask);
+  add_device_flags(&command, &flags->options);
+  add_report_flags(&command, session);
+  command.footer(
       R"(Inputs that an output must not depend on are multiplied by each factor, all documents at once, at two cuts per document (at a third,
 inside a 32-token block, and at two thirds, at the end of one; on a GPU in BF16 and with dQ summed in a fixed order). Printed: the greatest change of O, dQ, dK, dV relative to the greatest
 output, 0 = every bit equal, and how many elements changed. The table shows the greatest over factors and cuts; --csv and --json all.
@@ -70,7 +69,7 @@ Examples:
   flamia leak in.safetensors --recipes mxfp8-exact,mxfp8,fp8-tensor
   flamia leak in.safetensors --recipes mxfp8-floor --factors 16 --csv leak.csv --json
 )");
-  command->callback([flags, session] { session->action = [flags, session] { return run(*flags, *session); }; });
+  command.action([flags, session] { return run(*flags, *session); });
 }
 
 }  // namespace flamia::cli

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <deque>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -204,15 +203,16 @@ Status run(const Quantize& flags, const Session& session) {
 
 }  // namespace
 
-void add_quantize(CLI::App& app, Session* session) {
+void add_quantize(Program& program) {
+  Session* const session = program.session();
   auto flags = std::make_shared<Quantize>();
-  CLI::App* command = app.add_subcommand("quantize", "codes and scales of a file's tensors");
-  command->add_option("IN", flags->in, "safetensors file with q, k, v (and dout, cu_seqlens)")->required();
-  command->add_option("--recipe", flags->recipe, "how to quantise; see `flamia recipes`")->required()->option_text("R");
-  command->add_option("--out", flags->out, "file to write codes and scales to")->required()->option_text("OUT");
-  add_device_flags(command, &flags->options);
-  add_report_flags(command, session);
-  command->footer(
+  Command command = program.command("quantize", "codes and scales of a file's tensors");
+  command.file("IN", &flags->in, "safetensors file with q, k, v (and dout, cu_seqlens)");
+  command.required_text("--recipe", &flags->recipe, "R", "how to quantise; see `flamia recipes`");
+  command.required_text("--out", &flags->out, "OUT", "file to write codes and scales to");
+  add_device_flags(&command, &flags->options);
+  add_report_flags(&command, session);
+  command.footer(
       R"(Writes for X in q, k, v, dout (the tensors themselves; q and k after rotation) X.codes and X.scales, and X.codes2 and X.scales2
 where the recipe quantises the second use differently. Codes: F8_E4M3 or I8, shaped as X; 4 bits: U8 [T, heads, d/2], low nibble
 first; unquantised: BF16 without scales. Scales: powers of two as F8_E8M0, NVFP4's as F8_E4M3, others F32. Token blocks
@@ -223,7 +223,7 @@ Examples:
   flamia quantize in.safetensors --recipe mxfp8 --out codes.safetensors
   flamia quantize in.safetensors --recipe nvfp4 --out codes --json
 )");
-  command->callback([flags, session] { session->action = [flags, session] { return run(*flags, *session); }; });
+  command.action([flags, session] { return run(*flags, *session); });
 }
 
 }  // namespace flamia::cli

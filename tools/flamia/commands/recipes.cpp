@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -56,10 +55,11 @@ Status run(const Session& session) {
 
 }  // namespace
 
-void add_recipes(CLI::App& app, Session* session) {
-  CLI::App* command = app.add_subcommand("recipes", "the named recipes");
-  add_report_flags(command, session);
-  command->footer(
+void add_recipes(Program& program) {
+  Session* const session = program.session();
+  Command command = program.command("recipes", "the named recipes");
+  add_report_flags(&command, session);
+  command.footer(
       R"(A recipe can be varied: "mxfp8 ds=32x32". `flamia explain --recipe R` says what it means. --json gives every field, the guarantee
 and the hash.
 
@@ -67,7 +67,7 @@ Examples:
   flamia recipes
   flamia recipes --json
 )");
-  command->callback([session] { session->action = [session] { return run(*session); }; });
+  command.action([session] { return run(*session); });
 }
 
 }  // namespace flamia::cli

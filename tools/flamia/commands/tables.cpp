@@ -3,7 +3,6 @@
 // shipped activations.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
 #include <memory>
@@ -161,10 +160,6 @@ Status write_tables(const std::string& folder, const std::string& command, const
 Status run(const Flags& flags, const Session& session) {
   std::vector<Recipe> recipes;
   if (Status s = parse_recipes(flags.recipes, &recipes); !s.ok()) return s;
-  if (flags.shape.tokens < 8 || flags.shape.tokens > 1 << 20)
-    return Status::invalid("--tokens is " + std::to_string(flags.shape.tokens) + " but must be 8 to 1048576");
-  if (flags.shape.heads < 1 || flags.shape.heads > 64)
-    return Status::invalid("--heads is " + std::to_string(flags.shape.heads) + " but must be 1 to 64");
   for (const Recipe& recipe : recipes)
     if (Status s = recipe::can_run(recipe, plan::Architecture::cpu, flags.shape.head_dim, recipe.trains); !s.ok())
       return {s.code(), "--recipes: \"" + recipe.name() + "\": " + s.message()};
@@ -193,20 +188,20 @@ Status run(const Flags& flags, const Session& session) {
 
 }  // namespace
 
-void add_tables(CLI::App& app, Session* session) {
+void add_tables(Program& program) {
+  Session* const session = program.session();
   auto flags = std::make_shared<Flags>();
-  CLI::App* command = app.add_subcommand("tables", "accuracy, leak and error maps of all recipes on made and shipped inputs");
-  command->add_option("--out", flags->out, "folder for the files (default flamia-tables, made if missing)")->option_text("DIR");
-  command->add_option("--recipes", flags->recipes, "recipes, separated by commas (default: all, their ablations, approximations)")
-      ->option_text("A,B,...");
-  command->add_option("--tokens", flags->shape.tokens, "of the made inputs, in two documents (default 512)")->option_text("N");
-  command->add_option("--heads", flags->shape.heads, "of the made inputs (default 2)")->option_text("N");
-  command->add_option("--seed", flags->shape.seed, "of the made inputs (default 1)")->option_text("N");
-  command->add_option("--data", flags->data, "folder of the shipped activations (default: ./data, else the installed)")
-      ->option_text("DIR");
-  command->add_option("--threads", flags->options.threads, "threads (default: all cores)")->option_text("N");
-  add_report_flags(command, session);
-  command->footer(
+  Command command = program.command("tables", "accuracy, leak and error maps of all recipes on made and shipped inputs");
+  command.text("--out", &flags->out, "DIR", "folder for the files (default flamia-tables, made if missing)");
+  command.text("--recipes", &flags->recipes, "A,B,...",
+               "recipes, separated by commas (default: all, their ablations, approximations)");
+  command.whole("--tokens", &flags->shape.tokens, 8, 1 << 20, "N", "of the made inputs, in two documents (default 512)");
+  command.whole("--heads", &flags->shape.heads, 1, 64, "N", "of the made inputs (default 2)");
+  command.seed("--seed", &flags->shape.seed, "of the made inputs (default 1)");
+  command.text("--data", &flags->data, "DIR", "folder of the shipped activations (default: ./data, else the installed)");
+  command.whole("--threads", &flags->options.threads, 0, 4096, "N", "threads (default: all cores)");
+  add_report_flags(&command, session);
+  command.footer(
       R"(Inputs: N(0,1); the same with a sink in each document's first and last key, an outlier channel, a component that all keys share, small
 values; and the activations under data/. Each causal and full; leak under the causal mask.
 Writes recipes.md and tables.csv (this table), accuracy.csv (by head), leak.csv (by factor and cut), heatmap.csv (error of P by
@@ -217,7 +212,7 @@ Examples:
   flamia tables
   flamia tables --tokens 4096 --heads 4 --recipes mxfp8,nvfp4,sagebwd --out out/tables
 )");
-  command->callback([flags, session] { session->action = [flags, session] { return run(*flags, *session); }; });
+  command.action([flags, session] { return run(*flags, *session); });
 }
 
 }  // namespace flamia::cli
