@@ -54,9 +54,10 @@ def main(argv: list[str] | None = None) -> int:
     add("--out", type=Path, required=True, help="a folder for each run")
     add("--results", type=Path, required=True, help="figures of finished runs")
     add("--seconds", type=float, default=float("inf"), help="for all runs together; the run under way then stops with a checkpoint")
+    add("--whole", action="store_true", help="start no run that would be cut: none that has less time left than the longest one took")
     add("rest", nargs="*", metavar="-- ARGUMENT", help="for train.py")
     args = parser.parse_args(argv)
-    began, missing = time.monotonic(), 0
+    began, missing, longest = time.monotonic(), 0, 0.0
     train.read_documents = functools.lru_cache(train.read_documents)
     for seed in args.seeds:
         for attention in args.attention:
@@ -69,10 +70,11 @@ def main(argv: list[str] | None = None) -> int:
             if finished(args.results / f"run-{label}.json", told.steps):
                 continue
             if not finished(folder / "run.json", told.steps):
-                if left <= 0:
+                if left <= (longest if args.whole else 0):
                     missing += 1
                     continue
                 print(f"== {label}", flush=True)
+                started = time.monotonic()
                 torch.compiler.reset()  # torch.compile gives up on a function that it has compiled eight times
                 gc.collect()
                 torch.cuda.empty_cache()
@@ -80,6 +82,7 @@ def main(argv: list[str] | None = None) -> int:
                     train.train(told)
                 except (RuntimeError, NotImplementedError) as error:  # a diverged loss, or an attention that does not run here
                     print(f"{label} failed: {error}", flush=True)
+                longest = max(longest, time.monotonic() - started)
             if finished(folder / "run.json", told.steps):
                 collect(folder, args.results, label)
             else:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import random
 from pathlib import Path
@@ -226,6 +227,19 @@ def test_several_runs_go_on_where_they_stopped(corpus: Path, tmp_path: Path) -> 
     assert runs.name_of("emulated:mxfp8 p-in-ds=codes") == "emulated-mxfp8-p-in-ds-codes"
     text = (tmp_path / "results/run-exact-seed2.json").read_text()
     assert str(tmp_path) not in text
+
+
+@pytest.mark.parametrize("more, wanted", [([], 2), (["--whole"], 1)])
+def test_runs_that_would_be_cut_are_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str], wanted: int) -> None:
+    started, now = [], [0.0]
+
+    def pretend(told: argparse.Namespace) -> None:
+        started.append(told.attention)
+        now[0] += 6
+    monkeypatch.setattr(train, "train", pretend)
+    monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
+    runs.main(["--attention", "sdpa", "exact", "varlen", "--out", str(tmp_path), "--results", str(tmp_path), "--seconds", "10", *more, "--"])
+    assert started == ["sdpa", "exact"][:wanted]
 
 
 def test_speed_of_steps(tmp_path: Path) -> None:
