@@ -39,10 +39,10 @@ struct Built {
 void expect_matches(const Built& built, const ScheduleModel& model) {
   const View v = built.get();
   const Totals totals = download(v.totals, 1)[0];
-  EXPECT_EQ(std::memcmp(&totals, &model.totals, sizeof totals), 0)
-      << "slots " << totals.slots << " for " << model.totals.slots << ", items " << totals.forward.items << " for "
-      << model.totals.forward.items << ", cost " << totals.forward.total_cost << " for " << model.totals.forward.total_cost
-      << ", violations " << totals.violations << " for " << model.totals.violations;
+  EXPECT_TRUE(totals == model.totals) << "slots " << totals.slots << " for " << model.totals.slots << ", items "
+                                      << totals.forward.items << " for " << model.totals.forward.items << ", cost "
+                                      << totals.forward.total_cost << " for " << model.totals.forward.total_cost << ", violations "
+                                      << totals.violations << " for " << model.totals.violations;
   EXPECT_TRUE(equal_bytes(download(v.documents, static_cast<std::int64_t>(model.documents.size())), model.documents))
       << "documents";
   EXPECT_TRUE(equal_bytes(download(v.blocks, static_cast<std::int64_t>(model.blocks.size())), model.blocks)) << "token blocks";

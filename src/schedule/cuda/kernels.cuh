@@ -136,8 +136,6 @@ __device__ inline void write_totals(const TableParams& p, ChunkSum all, std::int
   totals.longest = all.longest;
   totals.token_blocks = all.offsets.blocks + kTailBlocks;
   totals.violations = all.violations;
-  totals.skewed = all.filled > 0 && static_cast<std::int64_t>(all.longest) * all.filled >=
-                                        static_cast<std::int64_t>(kSkew) * (end - totals.covered_begin);
   totals.forward.items = all.offsets.forward;
   totals.backward.items = all.offsets.backward;
   if (p.documents == 0) {  // nobody looked at the only entry

@@ -40,6 +40,7 @@ struct ListTotals {
   std::int32_t items;
   std::int32_t greatest_cost;  // of one item, in tiles visited
   std::int64_t total_cost;
+  bool operator==(const ListTotals&) const = default;
 };
 
 /// What a kernel may want to know about the row as a whole. On the device.
@@ -50,10 +51,9 @@ struct Totals {
   std::int32_t longest;                     // tokens of the longest one
   std::int32_t token_blocks;                // entries of the block table, the tail included
   std::uint32_t violations;
-  std::int32_t skewed;  // longest >= kSkew x mean: items are better claimed one by one than dealt out beforehand
   ListTotals forward, backward;
+  bool operator==(const Totals&) const = default;
 };
-inline constexpr int kSkew = 4;
 
 /// Shape of a schedule: all the host knows. Tiles in tokens; a list whose tile is 0 is not built.
 struct Shape {

@@ -80,8 +80,6 @@ inline ScheduleModel model_schedule(const schedule::gpu::Shape& shape, const std
                      [](const TokenBlock& a, const TokenBlock& b) { return a.position < b.position; });
   for (int i = 0; i < kTailBlocks; ++i) model.blocks.push_back({reached, slot + i * sm90::kBlock, 0, 0});
   totals.token_blocks = static_cast<std::int32_t>(model.blocks.size());
-  totals.skewed = totals.documents > 0 && std::int64_t{totals.longest} * totals.documents >=
-                                              std::int64_t{kSkew} * (totals.covered_end - totals.covered_begin);
   model.forward = model_list(model, shape.reach, false, shape.forward_tile, schedule::kTile, &totals.forward);
   model.backward = model_list(model, shape.reach, true, shape.backward_tile, shape.backward_visit, &totals.backward);
   return model;

@@ -3,7 +3,7 @@
 // a key head; its steps are 64 queries each, of the query heads of the group one after the other.
 #pragma once
 #include "../../ptx/bulk_copy.cuh"
-#include "../../ptx/registers.cuh"
+#include "frame.cuh"
 #include "key_consumer.cuh"
 #include "tickets.cuh"
 
@@ -63,36 +63,17 @@ __device__ __forceinline__ void copy_for_keys(const BackwardParams& params, KeyS
 }
 
 template <class Config>
-__device__ __forceinline__ void initialise(KeyStorage<Config>& storage) {
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < Config::kKeyBuffers; ++i) {
-      ptx::barrier_init(&storage.keys_ready[i], 1);
-      ptx::barrier_init(&storage.keys_free[i], Config::kConsumerWarps);
-    }
-    for (int i = 0; i < Config::kStages; ++i) {
-      ptx::barrier_init(&storage.stage_ready[i], 1);
-      ptx::barrier_init(&storage.stage_free[i], Config::kConsumerWarps);
-    }
-  }
-  ptx::fence_before_async_use();
-  __syncthreads();
-}
-
-template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     key_gradients_kernel(const __grid_constant__ BackwardParams params, GradientFormat format, bool rotated) {
   extern __shared__ std::uint8_t shared_memory[];
-  auto& storage = *reinterpret_cast<KeyStorage<Config>*>(
-      shared_memory + ((0u - static_cast<std::uint32_t>(__cvta_generic_to_shared(shared_memory))) & 127u));
-  const int warpgroup = __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / 128, 0), thread = threadIdx.x % 128;
-  initialise<Config>(storage);
-  if (warpgroup == 2) {
-    ptx::give_registers<Config::kProducerRegisters>();
-    if (thread == 0) copy_for_keys<Config>(params, storage);
-  } else {
-    ptx::take_registers<Config::kConsumerRegisters>();
-    consume_keys<Config>(params, storage, format, rotated, thread, warpgroup);
-  }
+  auto& storage = storage_in<KeyStorage<Config>>(shared_memory);
+  run_roles<Config>(
+      [&] {
+        initialise_ring(storage.keys_ready, storage.keys_free, Config::kConsumerWarps);
+        initialise_ring(storage.stage_ready, storage.stage_free, Config::kConsumerWarps);
+      },
+      [&] { copy_for_keys<Config>(params, storage); },
+      [&](int thread, int group) { consume_keys<Config>(params, storage, format, rotated, thread, group); });
 }
 
 }  // namespace flamia::sm90::split

@@ -3,7 +3,7 @@
 // head; its steps are the tiles of 128 keys that these queries see.
 #pragma once
 #include "../../ptx/bulk_copy.cuh"
-#include "../../ptx/registers.cuh"
+#include "frame.cuh"
 #include "query_consumer.cuh"
 
 namespace flamia::sm90::split {
@@ -55,36 +55,17 @@ __device__ __forceinline__ void copy_for_queries(const BackwardParams& params, Q
 }
 
 template <class Config>
-__device__ __forceinline__ void initialise(QueryStorage<Config>& storage) {
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < Config::kQueryBuffers; ++i) {
-      ptx::barrier_init(&storage.queries_ready[i], 1);
-      ptx::barrier_init(&storage.queries_free[i], Config::kConsumerWarps);
-    }
-    for (int i = 0; i < Config::kStages; ++i) {
-      ptx::barrier_init(&storage.stage_ready[i], 1);
-      ptx::barrier_init(&storage.stage_free[i], Config::kConsumerWarps);
-    }
-  }
-  ptx::fence_before_async_use();
-  __syncthreads();
-}
-
-template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     query_gradient_kernel(const __grid_constant__ BackwardParams params, GradientFormat format, bool rotated) {
   extern __shared__ std::uint8_t shared_memory[];
-  auto& storage = *reinterpret_cast<QueryStorage<Config>*>(
-      shared_memory + ((0u - static_cast<std::uint32_t>(__cvta_generic_to_shared(shared_memory))) & 127u));
-  const int warpgroup = __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / 128, 0), thread = threadIdx.x % 128;
-  initialise<Config>(storage);
-  if (warpgroup == 2) {
-    ptx::give_registers<Config::kProducerRegisters>();
-    if (thread == 0) copy_for_queries<Config>(params, storage);
-  } else {
-    ptx::take_registers<Config::kConsumerRegisters>();
-    consume_queries<Config>(params, storage, format, rotated, thread, warpgroup);
-  }
+  auto& storage = storage_in<QueryStorage<Config>>(shared_memory);
+  run_roles<Config>(
+      [&] {
+        initialise_ring(storage.queries_ready, storage.queries_free, Config::kConsumerWarps);
+        initialise_ring(storage.stage_ready, storage.stage_free, Config::kConsumerWarps);
+      },
+      [&] { copy_for_queries<Config>(params, storage); },
+      [&](int thread, int group) { consume_queries<Config>(params, storage, format, rotated, thread, group); });
 }
 
 }  // namespace flamia::sm90::split
