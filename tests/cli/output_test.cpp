@@ -114,7 +114,7 @@ TEST_F(Output, FullDeviceForHelp) {
 
 TEST_F(Output, FullDiskLeavesNothing) {
   // A file size limit stops the write half way, as a full disk would.
-  const std::string script = "ulimit -f 64; trap '' XFSZ; exec " + std::string(FLAMIA_PROGRAM) + " attend '" + (folder / "in") +
+  const std::string script = "ulimit -f 64; trap '' XFSZ; exec '" + program_path() + "' attend '" + (folder / "in") +
                              "' --recipe bf16 --out '" + (folder / "out") + "'";
   const Folder other;
   EXPECT_EQ(finish(start({"-c", script}, other / "out", other / "err", "/bin/sh")), 4);

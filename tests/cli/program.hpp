@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -55,9 +56,20 @@ struct Outcome {
   std::string out, err;
 };
 
+/// The program under test: $FLAMIA_PROGRAM; or the build's; or, where tests were carried elsewhere, the one beside this test.
+inline const std::string& program_path() {
+  static const std::string path = [] {
+    if (const char* const given = std::getenv("FLAMIA_PROGRAM")) return std::string(given);
+    std::error_code ignored;
+    const std::string beside = (std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path() / "flamia").string();
+    return std::filesystem::exists(FLAMIA_PROGRAM, ignored) ? std::string(FLAMIA_PROGRAM) : beside;
+  }();
+  return path;
+}
+
 /// Starts the program; standard output goes to `out`, standard error to `err`.
 inline pid_t start(const std::vector<std::string>& arguments, const std::string& out, const std::string& err,
-                   const std::string& program = FLAMIA_PROGRAM) {
+                   const std::string& program = program_path()) {
   std::vector<char*> argv{const_cast<char*>(program.c_str())};
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
@@ -71,9 +83,11 @@ inline pid_t start(const std::vector<std::string>& arguments, const std::string&
   return child;
 }
 
+inline constexpr int kNotStarted = -1000;
+
 inline int finish(pid_t child) {
   int state = 0;
-  if (child < 0 || ::waitpid(child, &state, 0) != child) return -1000;
+  if (child < 0 || ::waitpid(child, &state, 0) != child) return kNotStarted;
   return WIFEXITED(state) ? WEXITSTATUS(state) : -WTERMSIG(state);
 }
 
@@ -84,6 +98,8 @@ inline Outcome run(const std::vector<std::string>& arguments, const std::string&
   outcome.code = finish(start(arguments, out, folder / "err"));
   if (out_path.empty()) outcome.out = contents(out);
   outcome.err = contents(folder / "err");
+  if (outcome.code == kNotStarted)
+    outcome.err = "cannot start " + program_path() + "; FLAMIA_PROGRAM names the program, or it lies beside this test\n";
   return outcome;
 }
 
