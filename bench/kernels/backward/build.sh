@@ -10,7 +10,7 @@ kernels=$root/src/kernels/cuda/sm90
 flags="-std=c++20 -O3 -gencode arch=compute_90a,code=sm_90a -I$root/src -I$root/include -I$root/bench/kernels/backward $*"
 mkdir -p "$out"
 objects=
-for source in "$kernels"/backward/*.cu "$kernels"/split/*.cu "$here"/main.cu; do
+for source in "$kernels"/backward/*.cu "$kernels"/backward_ds16/*.cu "$kernels"/split/*.cu "$here"/main.cu; do
   object=$out/$(basename "$(dirname "$source")")_$(basename "$source" .cu).o
   objects="$objects $object"
   nvcc $flags -c "$source" -o "$object" &

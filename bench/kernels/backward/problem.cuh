@@ -52,8 +52,8 @@ __device__ inline float round_bf16(float x) {
 __device__ inline float decode(std::uint8_t code) { return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3))); }
 __device__ inline std::uint8_t encode(float x) { return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3); }
 
-/// The two passes under test.
-enum class Pass { fused, split };
+/// The passes under test: one kernel or two with dS in E4M3, one with dS in BF16.
+enum class Pass { fused, split, ds16 };
 inline Pass pass = Pass::fused;
 
 struct Shape {
@@ -77,6 +77,7 @@ T* device_array(std::int64_t count, int poison = 0xFF) {
 /// One operand both ways.
 struct Operand {
   std::uint8_t *rows, *transposed, *exponents;
+  std::uint16_t* rows16;
 };
 
 struct Problem {
@@ -164,6 +165,8 @@ __global__ void encode_tokens(const float* in, const float* divide, Operand out,
       const std::uint8_t code = byte == 255 ? 0 : encode(numerics::scale_pow2(x[c], 127 - byte));
       out.rows[rows_offset(s.slots, kHeadDim, head, slot, c)] = code;
       out.transposed[transposed_offset(s.slots, kHeadDim, head, slot, c, TokenOrder::pi)] = code;
+      out.rows16[rows16_offset(s.slots, kHeadDim, head, slot, c)] = static_cast<std::uint16_t>(
+          __float_as_uint(numerics::scale_pow2(decode(code), byte == 255 ? 0 : byte - 127)) >> 16);  // exact
     }
   }
 }
@@ -171,8 +174,10 @@ __global__ void encode_tokens(const float* in, const float* divide, Operand out,
 inline Operand make_operand(Problem& p, int heads) {
   const std::int64_t n = heads * p.slots;
   Operand o{device_array<std::uint8_t>(n * p.shape.head_dim, 0), device_array<std::uint8_t>(n * p.shape.head_dim, 0),
-            device_array<std::uint8_t>(n)};
-  for (void* x : {o.rows, o.transposed, o.exponents}) p.owned.push_back(x);
+            device_array<std::uint8_t>(n), device_array<std::uint16_t>(n * p.shape.head_dim, 0)};
+  for (void* x : {static_cast<void*>(o.rows), static_cast<void*>(o.transposed), static_cast<void*>(o.exponents),
+                  static_cast<void*>(o.rows16)})
+    p.owned.push_back(x);
   return o;
 }
 
@@ -192,6 +197,7 @@ void quantise(const Problem& p, const float* in, const float* divide, Operand ou
 inline Problem make_problem(const Shape& shape) {
   Problem p;
   p.shape = shape;
+  p.shape.config.ds = pass == Pass::ds16 ? DsFormat::bf16 : DsFormat::e4m3;
   std::vector<std::int32_t> document_of;
   std::vector<WorkItem> items;
   for (std::size_t d = 0; d < shape.lengths.size(); ++d) {
@@ -242,6 +248,10 @@ inline Problem make_problem(const Shape& shape) {
   b.query_rows = p.query.rows, b.query_transposed = p.query.transposed, b.query_exponents = p.query.exponents;
   b.gradient_rows = p.gradient.rows, b.gradient_transposed = p.gradient.transposed, b.gradient_exponents = p.gradient.exponents;
   b.key_rows = p.key.rows, b.key_transposed = p.key.transposed, b.key_exponents = p.key.exponents;
+  if (pass == Pass::ds16) {
+    b.query_transposed = b.key_transposed = nullptr;
+    b.query_rows16 = p.query.rows16, b.key_rows16 = p.key.rows16;
+  }
   b.value_rows = p.value.rows, b.value_exponents = p.value.exponents;
   b.row_reference = p.reference, b.d_prime = p.d_prime, b.dq_exponent = p.dq_exponent;
   const BackwardScratch scratch = backward_scratch(p.slots, shape.query_heads, shape.key_heads);

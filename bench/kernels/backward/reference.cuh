@@ -2,6 +2,8 @@
 // References for the backward kernel, by plain kernels in double: attention on the unquantised input, and the recipe's own arithmetic on the
 // same codes (the payloads of P and dS rounded as numerics sections 0 and 8 say, dK's exponent per key and 64 queries).
 #pragma once
+#include <cuda_bf16.h>
+
 #include "problem.cuh"
 #include "quantize/cuda/prescale.hpp"
 
@@ -126,8 +128,11 @@ __device__ inline double payload(double x, int e) {
   return ldexp(static_cast<double>(decode(encode(static_cast<float>(ldexp(x, -e))))), e);
 }
 
+/// dS in BF16: rounded once in true units, no exponent of its own.
+__device__ inline double bf16_payload(double x) { return __bfloat162float(__double2bfloat16(x)); }
+
 /// dQ without the softmax scale and rotated; one thread a row.
-static __global__ void query_reference(Pairs s, Operand k, Operand g, const double* ds, double* dq) {
+static __global__ void query_reference(Pairs s, Operand k, Operand g, const double* ds, double* dq, bool bf16) {
   FOR_EACH(x, s.tokens * s.query_heads) {
     const Place p = place(s, x);
     const int eg = exponent_at(g.exponents, p.head * s.slots + p.slot);
@@ -140,7 +145,9 @@ static __global__ void query_reference(Pairs s, Operand k, Operand g, const doub
                                  eg + exponent_at(k.exponents, p.key_head * s.slots + p.document.slot_start + j))));
       for (int j = first; j < end; ++j) {
         const std::int64_t ks = p.document.slot_start + j;
-        const double z = payload(ldexp(ds[x * s.stride + j], eg + exponent_at(k.exponents, p.key_head * s.slots + ks)), e);
+        const int ek = exponent_at(k.exponents, p.key_head * s.slots + ks);
+        const double z =
+            bf16 ? ldexp(bf16_payload(ldexp(ds[x * s.stride + j], eg)), ek) : payload(ldexp(ds[x * s.stride + j], eg + ek), e);
         if (z != 0)
           for (int c = 0; c < s.d; ++c) sum[c] += z * decode(k.rows[rows_offset(s.slots, s.d, p.key_head, ks, c)]);
       }
@@ -150,7 +157,7 @@ static __global__ void query_reference(Pairs s, Operand k, Operand g, const doub
 }
 /// dK (rotated, unscaled) and dV of one key of one key head.
 static __global__ void key_reference(Pairs s, Operand q, Operand g, const float* probability, const double* ds, double* dk,
-                                     double* dv) {
+                                     double* dv, bool bf16) {
   FOR_EACH(y, s.tokens * s.key_heads) {
     const std::int64_t token = y / s.key_heads;
     const int key_head = static_cast<int>(y % s.key_heads), group = s.query_heads / s.key_heads;
@@ -173,7 +180,9 @@ static __global__ void key_reference(Pairs s, Operand q, Operand g, const float*
         for (int i = first; i < end; ++i) {
           const std::int64_t slot = document.slot_start + i, row = head * s.slots + slot,
                              x = (document.token_start + i) * static_cast<std::int64_t>(s.query_heads) + head;
-          const double z = payload(ldexp(ds[x * s.stride + j], exponent_at(g.exponents, row) + exponent_at(q.exponents, row)), e);
+          const int eg = exponent_at(g.exponents, row), eq = exponent_at(q.exponents, row);
+          const double z =
+              bf16 ? ldexp(bf16_payload(ldexp(ds[x * s.stride + j], eg)), eq) : payload(ldexp(ds[x * s.stride + j], eg + eq), e);
           const double w = ldexp(static_cast<double>(decode(encode(static_cast<float>(ldexp(
                                      static_cast<double>(probability[x * s.stride + j]), exponent_at(g.exponents, row) - ref))))),
                                  ref - 8);

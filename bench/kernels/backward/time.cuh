@@ -18,6 +18,9 @@ inline constexpr int kQueryStepTokens = 64;
 static __global__ void random_codes(std::uint8_t* x, std::int64_t n, std::uint64_t seed) {
   FOR_EACH(i, n) x[i] = encode(normal(i, seed) * 90.0f);  // a token's greatest of 128 near 256
 }
+static __global__ void random_rows16(std::uint16_t* x, std::int64_t n, std::uint64_t seed) {
+  FOR_EACH(i, n) x[i] = static_cast<std::uint16_t>(__float_as_uint(decode(encode(normal(i, seed) * 90.0f)) * 0x1p-7f) >> 16);
+}
 /// Tails stay zero as the layout promises: only documents' slots are filled. Exponents of a mixed kind every few blocks when asked.
 static __global__ void plain_rows(float* reference, float* d_prime, std::int16_t* z, std::int64_t n, std::uint64_t seed) {
   FOR_EACH(i, n) {
@@ -86,6 +89,7 @@ inline Timing time_workload(const Shape& shape, int mixed_every, int repeats, st
   random_codes<<<2048, 256>>>(p.gradient.rows, qn * d, 3), random_codes<<<2048, 256>>>(p.gradient.transposed, qn * d, 4);
   random_codes<<<2048, 256>>>(p.key.rows, kn * d, 5), random_codes<<<2048, 256>>>(p.key.transposed, kn * d, 6),
       random_codes<<<2048, 256>>>(p.value.rows, kn * d, 7);
+  random_rows16<<<2048, 256>>>(p.query.rows16, qn * d, 8), random_rows16<<<2048, 256>>>(p.key.rows16, kn * d, 10);
   for (auto [bytes, n, seed] :
        {std::tuple{p.query.exponents, qn, 1}, {p.gradient.exponents, qn, 2}, {p.key.exponents, kn, 3}, {p.value.exponents, kn, 4}})
     constant_bytes<<<512, 256>>>(bytes, n, 127 - 7, mixed_every, seed);
@@ -179,7 +183,7 @@ inline void print_timing(const char* name, const char* variant, const Shape& sha
   CHECK(cudaGetDevice(&device));
   CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
   const double steps = steps_of_workload(shape) / multiprocessors;
-  std::printf("%-16s %-5s %-22s", name, pass == Pass::split ? "split" : "fused", variant);
+  std::printf("%-16s %-5s %-22s", name, pass == Pass::split ? "split" : pass == Pass::ds16 ? "ds16" : "fused", variant);
   double sum = 0;
   for (std::size_t k = 0; k < names.size(); ++k) {
     std::printf(" %s %.3f", names[k], t.burst[k]);

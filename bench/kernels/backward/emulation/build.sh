@@ -14,22 +14,23 @@ cp -r "$root/src/numerics" "$copy"
 cp "$root/src/quantize/cuda/prescale.hpp" "$copy/quantize/cuda"
 cp "$root/src/kernels/cuda/sm90/layout.hpp" "$kernels/sm90"
 cp "$root"/src/kernels/cuda/sm90/forward/*.hpp "$kernels/sm90/forward"
-cp -r "$root/src/kernels/cuda/sm90/backward" "$root/src/kernels/cuda/sm90/split" "$kernels/sm90"
+cp -r "$root/src/kernels/cuda/sm90/backward" "$root/src/kernels/cuda/sm90/backward_ds16" "$root/src/kernels/cuda/sm90/split" "$kernels/sm90"
 cp "$here"/../*.cuh "$out/bench"
-for header in barrier bulk_copy convert half matrix reduce registers wgmma wgmma_backward wgmma_split; do
+for header in barrier bulk_copy convert half matrix reduce registers wgmma wgmma_backward wgmma_bf16 wgmma_split; do
   echo '#include "ptx.hpp"' > "$kernels/ptx/$header.cuh"
 done
 cd "$kernels/sm90"
-sed -i 's/__shared__ int totals/static int totals/' backward/prepare.cu
+sed -i 's/__shared__ int totals/static int totals/' backward/prepare.cu backward_ds16/prepare.cu
 sed -i 's/extern __shared__ std::uint8_t shared_memory\[\];/auto\& shared_memory = backward::shared_memory;/' split/*_kernel.cuh
-launches="backward/launch.cuh split/query_launch.cuh split/key_launch.cuh"
+sed -i 's/extern __shared__ __align__(1024) std::uint8_t shared_memory\[\];/auto\& shared_memory = backward::shared_memory;/' backward_ds16/kernel.cuh
+launches="backward/launch.cuh backward_ds16/launch.cuh split/query_launch.cuh split/key_launch.cuh"
 perl -0pi -e 's/cudaFuncSetAttribute\(\w+_kernel<\w+>, /cudaFuncSetAttribute(static_cast<const void*>(nullptr), /' $launches
-perl -0pi -e 's/(\w+(?:<[\w:, ]+>)?)\s*<<<\s*([^,]+),\s*([^,]+),.*?>>>\((.*?)\);/EMULATE_LAUNCH($2, $3, $1($4));/gs' backward/prepare.cu backward/finish.cu $launches
+perl -0pi -e 's/(\w+(?:<[\w:, ]+>)?)\s*<<<\s*([^,]+),\s*([^,]+),.*?>>>\((.*?)\);/EMULATE_LAUNCH($2, $3, $1($4));/gs' backward/prepare.cu backward_ds16/prepare.cu backward/finish.cu $launches
 cd "$out/bench"
 perl -0pi -e 's/<<<.*?>>>\(/(/gs' problem.cuh check.cuh reference.cuh
 flags="-std=c++20 -O2 -ffp-contract=off -fno-strict-aliasing -mfma -w -I$here -I$copy -I$root/include -I$out/bench -I${CUDA_HOME:-/usr/local/cuda}/include"
 objects=
-for source in "$kernels"/sm90/backward/*.cu "$kernels"/sm90/split/*.cu; do
+for source in "$kernels"/sm90/backward/*.cu "$kernels"/sm90/backward_ds16/*.cu "$kernels"/sm90/split/*.cu; do
   object=$out/$(basename "$(dirname "$source")")_$(basename "$source" .cu).o
   objects="$objects $object"
   g++ $flags -include "$here/ptx.hpp" -x c++ -c "$source" -o "$object" &

@@ -6,7 +6,7 @@
 #include "threads.hpp"
 
 namespace flamia::sm90::backward {
-alignas(128) inline std::uint8_t shared_memory[240 * 1024];  // what the kernel declares extern
+alignas(1024) inline std::uint8_t shared_memory[240 * 1024];  // what the kernel declares extern
 }
 
 inline std::uint64_t __cvta_generic_to_shared(const void* pointer) {
@@ -48,7 +48,9 @@ inline void barrier_wait(Barrier* barrier, std::uint32_t parity) {
   const auto& state = emulation::barriers.at(barrier);
   emulation::wait_until([&] { return (state.phase & 1) != parity; }, "an mbarrier");
 }
+inline bool barrier_passed(Barrier* barrier, std::uint32_t parity) { return (emulation::barriers.at(barrier).phase & 1) != parity; }
 inline void named_barrier_sync(std::uint32_t name, std::uint32_t threads) { emulation::meet(static_cast<int>(name), threads); }
+inline void named_barrier_arrive(std::uint32_t name, std::uint32_t) { emulation::arrive(static_cast<int>(name)); }
 inline void bulk_copy(void* shared, const void* global, std::uint32_t bytes, Barrier* landed) {
   if ((reinterpret_cast<std::uintptr_t>(shared) | reinterpret_cast<std::uintptr_t>(global) | bytes) % 16 != 0)
     fail("unaligned bulk copy");
@@ -59,6 +61,7 @@ inline void bulk_copy(void* shared, const void* global, std::uint32_t bytes, Bar
 }
 inline bool elect_lane() { return emulation::current % 32 == 0; }
 inline int thread_index() { return static_cast<int>(threadIdx.x); }
+inline unsigned kept(unsigned value) { return value; }
 inline void need(std::uint32_t) {}
 template <int kRegisters>
 void take_registers() {}
@@ -85,6 +88,10 @@ inline float low_f16(std::uint32_t pair) { return half_to_float(pair & 0xFFFF); 
 inline float high_f16(std::uint32_t pair) { return half_to_float(pair >> 16); }
 inline std::uint32_t pack_f16x2(float low, float high) {
   const __half_raw a = __float2half_rn(low), b = __float2half_rn(high);
+  return a.x | static_cast<std::uint32_t>(b.x) << 16;
+}
+inline std::uint32_t pack_bf16x2(float low, float high) {
+  const __nv_bfloat16_raw a = __float2bfloat16_rn(low), b = __float2bfloat16_rn(high);
   return a.x | static_cast<std::uint32_t>(b.x) << 16;
 }
 inline std::uint32_t max_magnitude_f16x2(std::uint32_t a, std::uint32_t b) {
@@ -132,6 +139,15 @@ inline void store_matrices_transposed(std::uint32_t shared, std::uint32_t m0, st
   }
   __syncwarp();
 }
+/// Lane l gives the address of row l % 8 of matrix l / 8; every lane writes its pair into the rows as they lie.
+inline void store_matrices(std::uint32_t shared, std::uint32_t m0, std::uint32_t m1, std::uint32_t m2, std::uint32_t m3) {
+  const std::uint32_t own[4] = {m0, m1, m2, m3};
+  const std::uint64_t* const lines = emulation::share_in_warp(shared, "a matrix store");
+  const int lane = emulation::current % 32;
+  for (int i = 0; i < 4; ++i)
+    std::memcpy(at_shared(static_cast<std::uint32_t>(lines[8 * i + lane / 4]) + 4 * (lane % 4)), &own[i], 4);
+  __syncwarp();
+}
 inline void load_matrices(std::uint32_t (&m)[4], std::uint32_t shared) {
   const std::uint64_t* const lines = emulation::share_in_warp(shared, "a matrix load");
   const int lane = emulation::current % 32;
@@ -150,6 +166,13 @@ inline void add_bulk_f16(void* global, std::uint32_t shared, std::uint32_t bytes
     std::memcpy(&addend, at_shared(shared + 2 * i), 2);
     sums[i] = static_cast<std::uint16_t>(pack_f16x2(half_to_float(sums[i]) + half_to_float(addend), 0.0f));
   }
+}
+inline void add_global_f16x8(void* global, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
+  const std::uint32_t words[4] = {a, b, c, d};
+  auto* const sums = static_cast<std::uint16_t*>(global);
+  for (int i = 0; i < 8; ++i)
+    sums[i] =
+        static_cast<std::uint16_t>(pack_f16x2(half_to_float(sums[i]) + half_to_float(words[i / 2] >> 16 * (i % 2) & 0xFFFF), 0.0f));
 }
 inline void wait_bulk_read() {}
 inline void add_global_f32x4(void* global, float a, float b, float c, float d) {
@@ -230,6 +253,58 @@ void product_in_place_64x128(float (&d)[64], std::uint64_t a, std::uint64_t b) {
 template <bool kAccumulate>
 void product_in_place_64x128(float (&d)[64], const std::uint32_t* a, std::uint64_t b) {
   multiply<kAccumulate>(d, nullptr, a, b);
+}
+
+// Products in BF16: shared operands MN-major, 128-byte swizzle.
+struct AtomLayout {
+  std::uint32_t k_stride, mn_stride;
+};
+inline std::uint32_t atom_descriptor_low(std::uint32_t shared, AtomLayout layout) {
+  return (shared & 0x3FFFF) >> 4 | layout.mn_stride >> 4 << 16;
+}
+inline std::uint64_t atom_descriptor(std::uint32_t low, AtomLayout layout) {
+  return static_cast<std::uint64_t>(layout.k_stride >> 4) << 32 | low;
+}
+inline float bf16_to_float(std::uint32_t bits) { return emulation::from_bits<float>(bits << 16); }
+inline float atom_element(std::uint64_t descriptor, int mn, int k) {
+  const auto field = [&](int bit) { return static_cast<std::uint32_t>(descriptor >> bit & 0x3FFF) << 4; };
+  const std::uint32_t linear = field(0) + mn / 64 * field(16) + k / 8 * field(32) + k % 8 * 128 + mn % 64 * 2;
+  std::uint16_t bits;
+  std::memcpy(&bits, at_shared(linear ^ (linear >> 7 & 7) << 4), 2);
+  return bf16_to_float(bits);
+}
+template <bool kAccumulate, int kColumns, int kCount>
+void multiply_bf16(float (&d)[kCount], const std::uint64_t* shared_a, const std::uint32_t* register_a, std::uint64_t b) {
+  std::uint32_t words[128][4];
+  emulation::share_in_warpgroup(register_a, words);
+  const int thread = emulation::current % 128, warp = thread / 32, lane = thread % 32;
+  float a[2][16];
+  for (int half = 0; half < 2; ++half)
+    for (int k = 0; k < 16; ++k)
+      a[half][k] = shared_a != nullptr
+                       ? atom_element(*shared_a, 16 * warp + lane / 4 + 8 * half, k)
+                       : bf16_to_float(words[32 * warp + lane / 4 * 4 + k % 8 / 2][half + k / 8 * 2] >> 16 * (k % 2) & 0xFFFF);
+  for (int i = 0; i < kColumns / 2; ++i) {
+    double sum = kAccumulate ? d[i] : 0.0;
+    for (int k = 0; k < 16; ++k)
+      sum += static_cast<double>(a[i / 2 % 2][k]) * atom_element(b, 8 * (i / 4) + 2 * (lane % 4) + i % 2, k);
+    d[i] = static_cast<float>(sum);
+  }
+  emulation::share_in_warpgroup(nullptr, words);
+}
+template <bool kAccumulate>
+void product_bf16_64x64(float (&d)[32], std::uint64_t a, std::uint64_t b) {
+  multiply_bf16<kAccumulate, 64>(d, &a, nullptr, b);
+}
+template <bool kAccumulate>
+void product_bf16_64x32(float (&d)[16], std::uint64_t a, std::uint64_t b) {
+  multiply_bf16<kAccumulate, 32>(d, &a, nullptr, b);
+}
+inline void product_bf16_64x128(float (&d)[64], const std::uint32_t* a, std::uint64_t b) {
+  multiply_bf16<true, 128>(d, nullptr, a, b);
+}
+inline void product_bf16_64x64(float (&d)[32], const std::uint32_t* a, std::uint64_t b) {
+  multiply_bf16<true, 64>(d, nullptr, a, b);
 }
 
 }  // namespace flamia::ptx

@@ -190,6 +190,11 @@ inline void meet(int name, unsigned threads) {
   ++meeting.arrivals[round & 1], ++progress;
   wait_until([&] { return meeting.arrivals[round & 1] >= threads * (round / 2 + 1); }, "a named barrier");
 }
+/// Counts in without waiting.
+inline void arrive(int name) {
+  const std::uint64_t round = block.name_round[current * 16 + name]++;
+  ++block.names[name].arrivals[round & 1], ++progress;
+}
 
 template <class T>
 std::uint64_t to_bits(T value) {

@@ -24,7 +24,7 @@ enum class GradientFormat { bf16, f32 };
 /// How dS enters dK and dQ.
 enum class DsFormat {
   e4m3,  // two payloads with exponents of their own, against the transposed codes of K and Q
-  bf16,  // rounded once, against K and Q as BF16 values (rows16)
+  bf16,  // rounded once, against K and Q as BF16 values (rows16): ../backward_ds16
 };
 
 struct BackwardConfig {

@@ -12,11 +12,13 @@ inline bool has_shape(const BackwardParams& p, const BackwardConfig& config) {
   return (config.head_dim == 64 || config.head_dim == 128) && heads && p.softmax_scale > 0.0f && p.slots > 0 &&
          p.slots % kKeyTile == 0 && p.window_left >= -1 && p.window_right >= -1;
 }
-inline bool has_operands(const BackwardParams& p) {
-  return p.query_rows != nullptr && p.query_transposed != nullptr && p.key_rows != nullptr && p.key_transposed != nullptr &&
-         p.value_rows != nullptr && p.gradient_rows != nullptr && p.gradient_transposed != nullptr &&
-         p.query_exponents != nullptr && p.gradient_exponents != nullptr && p.key_exponents != nullptr &&
-         p.value_exponents != nullptr && p.row_reference != nullptr && p.d_prime != nullptr;
+inline bool has_operands(const BackwardParams& p, const BackwardConfig& config) {
+  const bool other_copies = config.ds == DsFormat::bf16 ? p.query_rows16 != nullptr && p.key_rows16 != nullptr
+                                                        : p.query_transposed != nullptr && p.key_transposed != nullptr;
+  return other_copies && p.query_rows != nullptr && p.key_rows != nullptr && p.value_rows != nullptr &&
+         p.gradient_rows != nullptr && p.gradient_transposed != nullptr && p.query_exponents != nullptr &&
+         p.gradient_exponents != nullptr && p.key_exponents != nullptr && p.value_exponents != nullptr &&
+         p.row_reference != nullptr && p.d_prime != nullptr;
 }
 inline bool has_work(const BackwardParams& p) {
   return p.documents != nullptr && p.items != nullptr && p.item_count != nullptr && p.used_slots != nullptr && p.counter != nullptr;

@@ -2,6 +2,7 @@
 // The finish kernel: partial sums of dQ, in fragment order, become rows: times 2^-z, rotated back, times the softmax scale. A warp makes 16
 // positions of one head at a time, with all its channels in registers.
 #include "../../ptx/half.cuh"
+#include "../backward_ds16/records.hpp"
 #include "instances.hpp"
 #include "numerics/exponent.hpp"
 #include "rotation.cuh"
@@ -46,8 +47,8 @@ __device__ void load_partials(float (&x)[kHeadDim / 2], const BackwardParams& pa
 }
 
 template <int kHeadDim>
-__global__ void __launch_bounds__(kThreads)
-    finish_kernel(const __grid_constant__ BackwardParams params, PartialFormat partials, GradientFormat format, bool rotated) {
+__global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ BackwardParams params, PartialFormat partials,
+                                                          GradientFormat format, bool rotated, int greatest_unit) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const std::int64_t jobs = static_cast<std::int64_t>(*params.item_count) * params.query_heads;
   for (std::int64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
@@ -63,7 +64,8 @@ __global__ void __launch_bounds__(kThreads)
     const int row = lane / 4;
     const bool valid[2] = {position + row < document.length, position + row + 8 < document.length};
     if (partials == PartialFormat::f16) {
-      const int exponent[2] = {valid[0] ? -params.dq_exponent[slot + row] : 0, valid[1] ? -params.dq_exponent[slot + row + 8] : 0};
+      const auto unit = [&](std::int64_t at) { return clamp(params.dq_exponent[at], -greatest_unit, greatest_unit); };
+      const int exponent[2] = {valid[0] ? -unit(slot + row) : 0, valid[1] ? -unit(slot + row + 8) : 0};
       float factor[2][2];  // two factors, so that none is subnormal
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -88,11 +90,9 @@ __global__ void __launch_bounds__(kThreads)
 cudaError_t launch_finish(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream) {
   constexpr int blocks_per_multiprocessor = 8;
   const int blocks = multiprocessors * blocks_per_multiprocessor;
-  if (config.head_dim == 128) {
-    finish_kernel<128><<<blocks, kThreads, 0, stream>>>(params, config.partials, config.gradients, config.rotated);
-  } else {
-    finish_kernel<64><<<blocks, kThreads, 0, stream>>>(params, config.partials, config.gradients, config.rotated);
-  }
+  const int greatest_unit = config.ds == DsFormat::bf16 ? ds16::kGreatestUnit : 1 << 20;  // the other pass divides its own out
+  const auto kernel = config.head_dim == 128 ? finish_kernel<128> : finish_kernel<64>;
+  kernel<<<blocks, kThreads, 0, stream>>>(params, config.partials, config.gradients, config.rotated, greatest_unit);
   return cudaGetLastError();
 }
 

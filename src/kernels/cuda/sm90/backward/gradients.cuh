@@ -71,7 +71,7 @@ __device__ __forceinline__ void send_gradient_of_scores(const float (&y)[kScores
   send_shifted(y, share, line, ptx::shared_address(shifts) + place.quad());
 }
 
-/// Weights that turn Y into the units of dK's payload: 2^(eG + eQ + 10) of queries 16 u ...; `kept` carries a token-block's over two u.
+/// Weights that turn Y into the units of dK's payload: 2^(eG + eQ + 11) of queries 16 u ...; `kept` carries a token-block's over two u.
 template <class Config>
 __device__ __forceinline__ float4 weights(std::uint32_t records, int u, const Place& place, float& kept) {
   if constexpr (Config::kScaleGroup == ScaleGroup::token) return query_field(records, kWeight, u, place);

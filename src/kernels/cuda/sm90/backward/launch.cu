@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The public entry: what is checked, and which compiled instance serves a configuration.
+#include "../backward_ds16/instances.hpp"
+#include "../backward_ds16/records.hpp"
 #include "../split/split.hpp"
 #include "checks.hpp"
 #include "instances.hpp"
@@ -16,7 +18,7 @@ bool has_memory(const BackwardParams& p, const BackwardConfig& config) {
   return p.dq_partials != nullptr && scaled;
 }
 bool valid(const BackwardParams& p, const BackwardConfig& config) {
-  return has_shape(p, config) && has_operands(p) && has_work(p) && has_records(p, config) && has_results(p) &&
+  return has_shape(p, config) && has_operands(p, config) && has_work(p) && has_records(p, config) && has_results(p) &&
          has_memory(p, config);
 }
 
@@ -30,6 +32,11 @@ cudaError_t checked(const BackwardParams& params, const BackwardConfig& config, 
 
 template <int kHeadDim>
 cudaError_t dispatch_scales(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream) {
+  if (config.ds == DsFormat::bf16) {
+    return config.scale_group == ScaleGroup::block
+               ? ds16::launch_gradients<kHeadDim, ScaleGroup::block>(params, config, multiprocessors, stream)
+               : ds16::launch_gradients<kHeadDim, ScaleGroup::token>(params, config, multiprocessors, stream);
+  }
   return config.scale_group == ScaleGroup::block
              ? launch_gradients<kHeadDim, ScaleGroup::block>(params, config, multiprocessors, stream)
              : launch_gradients<kHeadDim, ScaleGroup::token>(params, config, multiprocessors, stream);
@@ -52,6 +59,7 @@ int backward_heads_per_group(const BackwardConfig& config, std::int64_t slots, i
 
 cudaError_t launch_backward_prepare(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream) {
   return checked(params, config, [&](int multiprocessors) {
+    if (config.ds == DsFormat::bf16) return ds16::launch_prepare(params, config, multiprocessors, stream);
     return launch_prepare(params, config.partials == PartialFormat::f16, multiprocessors, stream);
   });
 }

@@ -1,73 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// The prepare kernel: row and key records from exponents, m, D' and z. A block makes 128 positions of one head at a time.
+// The prepare kernel: row and key records from exponents, m, D' and z.
 #include "instances.hpp"
 #include "numerics/exponent.hpp"
 #include "power.cuh"
-#include "work.hpp"
+#include "tile_scan.cuh"
 
 namespace flamia::sm90::backward {
 namespace {
 
-constexpr int kThreads = kKeyTile;
-constexpr int kWarps = kThreads / 32;
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kGreatestOffset = 0x1p110f;
-
-/// Scans of one integer per thread over the block; `totals` has room for one word a warp. Both end with a barrier.
-__device__ int suffix_maximum(int value, int* totals) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int after = __shfl_down_sync(kFullWarp, value, step);
-    if (lane + step < 32) value = max(value, after);
-  }
-  if (lane == 0) totals[warp] = value;
-  __syncthreads();
-  for (int w = warp + 1; w < kWarps; ++w) value = max(value, totals[w]);
-  __syncthreads();
-  return value;
-}
-__device__ int prefix_maximum(int value, int* totals) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int before = __shfl_up_sync(kFullWarp, value, step);
-    if (lane >= step) value = max(value, before);
-  }
-  if (lane == 31) totals[warp] = value;
-  __syncthreads();
-  for (int w = 0; w < warp; ++w) value = max(value, totals[w]);
-  __syncthreads();
-  return value;
-}
 
 /// Exponent that D' asks of FP16: |D'| 2^(-eG - kUnit) < 2^(14 + exponent).
 __device__ int offset_reach(float d_prime, int gradient_exponent) {
   const std::uint32_t bits = numerics::bits_of(d_prime) & 0x7FFFFFFF;
   if (bits == 0 || bits >= 0x7F800000) return kLeastReach;
-  return clamp(static_cast<int>(bits >> 23) - kExponentBias + 1 - gradient_exponent - 24, kLeastReach, 300);
+  return clamp(static_cast<int>(bits >> 23) - kExponentBias + 1 - gradient_exponent - (14 + kUnit), kLeastReach, 300);
 }
 
-struct Tile {
-  Document document;
-  int first, position;
-  std::int64_t slot;
-  bool valid;    // the position is a token
-  bool written;  // this block owns the slot's record, or nobody does (behind the last document)
-};
-
-__device__ Tile tile_of(const BackwardParams& params, int item) {
-  const WorkItem work = params.items[item];
-  const Document document = params.documents[work.document];
-  Tile tile{document, work.first, work.first + static_cast<int>(threadIdx.x), 0, false, false};
-  tile.slot = static_cast<std::int64_t>(document.slot_start) + tile.position;
-  tile.valid = tile.position < document.length;
-  const int own = (document.length + kGroup - 1) / kGroup * kGroup;
-  tile.written = tile.position < own || (tile.slot >= *params.used_slots && tile.slot < params.slots);
-  return tile;
-}
-
-__device__ void write_row(const BackwardParams& params, const Tile& tile, int head, bool scaled_partials, int* totals) {
+__device__ void write_row(const BackwardParams& params, const ScanTile& tile, int head, bool scaled_partials, int* totals) {
   const std::int64_t at = head * params.slots + tile.slot;
   int query = 0, gradient = 0, dq_exponent = 0;
   float reference = 0.0f, d_prime = 0.0f;
@@ -111,7 +62,7 @@ __device__ void write_row(const BackwardParams& params, const Tile& tile, int he
   put(kFoldMax, pack_halves(from_here, of_tile));
 }
 
-__device__ void write_key(const BackwardParams& params, const Tile& tile, int head, int* totals) {
+__device__ void write_key(const BackwardParams& params, const ScanTile& tile, int head, int* totals) {
   const std::int64_t at = head * params.slots + tile.slot;
   int key = 0, value = 0;
   bool flagged = false;
@@ -124,7 +75,7 @@ __device__ void write_key(const BackwardParams& params, const Tile& tile, int he
   const bool counts = tile.valid && !flagged;
   const int key_reach = prefix_maximum(counts ? key : kLeastExponent, totals);
   const int value_reach = prefix_maximum(counts ? value : kLeastExponent, totals);
-  if (threadIdx.x == kThreads - 1) totals[0] = key_reach, totals[1] = value_reach;
+  if (threadIdx.x == kScanThreads - 1) totals[0] = key_reach, totals[1] = value_reach;
   __syncthreads();
   const int tile_key = totals[0], tile_value = totals[1];
   const bool uniform = __syncthreads_and(!tile.valid || (counts && key == tile_key && value == tile_value));
@@ -139,13 +90,14 @@ __device__ void write_key(const BackwardParams& params, const Tile& tile, int he
   static_cast<KeyRecord*>(params.key_records)[at] = record;
 }
 
-__global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant__ BackwardParams params, bool scaled_partials) {
-  __shared__ int totals[kWarps];
+__global__ void __launch_bounds__(kScanThreads)
+    prepare_kernel(const __grid_constant__ BackwardParams params, bool scaled_partials) {
+  __shared__ int totals[kScanWarps];
   const int heads = params.query_heads + params.key_heads;
   const std::int64_t jobs = static_cast<std::int64_t>(*params.item_count) * heads;
   for (std::int64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
     const int head = static_cast<int>(job % heads);
-    const Tile tile = tile_of(params, static_cast<int>(job / heads));
+    const ScanTile tile = scan_tile(params, static_cast<int>(job / heads));
     if (head < params.query_heads) {
       write_row(params, tile, head, scaled_partials, totals);
     } else {
@@ -158,7 +110,7 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
 
 cudaError_t launch_prepare(const BackwardParams& params, bool scaled_partials, int multiprocessors, cudaStream_t stream) {
   constexpr int blocks_per_multiprocessor = 16;
-  prepare_kernel<<<multiprocessors * blocks_per_multiprocessor, kThreads, 0, stream>>>(params, scaled_partials);
+  prepare_kernel<<<multiprocessors * blocks_per_multiprocessor, kScanThreads, 0, stream>>>(params, scaled_partials);
   return cudaGetLastError();
 }
 

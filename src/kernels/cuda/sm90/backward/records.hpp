@@ -4,8 +4,8 @@
 // Everything a thread multiplies with is ready here as a power of two, so the tile loop touches no exponent byte. All entries are finite,
 // also in slots without a token, but for NaN where a flagged token must turn its visible pairs into NaN: `bias` and `slope` of keys.
 //
-// Units. With P = exp2(y rho + bias), bias = 8 - m, the kernel's dS is  Y = P * fma(acc, 2^(eV - 18), -D' 2^(-eG - 18)),  that is the dS of
-// numerics section 8 times 2^-10: |Y| 2^-eV stays within FP16 for any input whose V exponents are one.
+// Units. With P = exp2(y rho + bias), bias = 8 - m, the kernel's dS is  Y = P * fma(acc, 2^(eV - 19), -D' 2^(-eG - 19)),  that is the dS of
+// numerics section 8 times 2^-11: |Y| 2^-eV stays within FP16 for any input whose V exponents are one.
 #pragma once
 #include <cstdint>
 
@@ -14,7 +14,7 @@
 namespace flamia::sm90::backward {
 
 inline constexpr int kCodeShift = 8;   // P carries 2^8: the largest code of a row is 256
-inline constexpr int kUnit = 10;       // Y = dS * 2^-10
+inline constexpr int kUnit = 11;       // Y = dS * 2^-11: P reaches 1.72
 inline constexpr int kQueryStep = 64;  // queries a step of the tile loop
 inline constexpr int kFlaggedByte = 255;
 inline constexpr int kExponentBias = 127;
@@ -24,11 +24,11 @@ inline constexpr int kLeastReach = -100;  // smaller V exponents count as this w
 /// Row records: [query_heads][slots / 16][RowField][16 words], the words of a field in order pi (a thread's four queries are 16 bytes).
 enum RowField : int {
   kBias,     // float: 8 - m; NaN for a flagged query or gradient
-  kOffset,   // float: D' 2^(-eG - 18)
+  kOffset,   // float: D' 2^(-eG - 19)
   kRho,      // float: FP32(c log2 e) 2^eQ
   kFold,     // float: 2^(eG - R of the 128-query tile)
-  kWeight,   // float: 2^(eG + eQ + 10), Y in units of dK's payload
-  kDqUnit,   // int: eG + 10 + z
+  kWeight,   // float: 2^(eG + eQ + 11), Y in units of dK's payload
+  kDqUnit,   // int: eG + 11 + z
   kReach,    // int16 x 2: exponent that D' asks of FP16; (high half) the greatest of the 64-query step
   kFoldMax,  // int16 x 2: greatest eG among the tile's queries from this one on; (high half) of the whole tile
   kRowFields
@@ -41,7 +41,7 @@ inline constexpr int kStepRecordBytes = kQueryStep / kGroup * kRowGroupBytes;  /
 /// Key records: [key_heads][slots].
 struct alignas(16) KeyRecord {
   float slope;          // 2^eK; NaN if key or value is flagged
-  float value;          // 2^(eV - 18)
+  float value;          // 2^(eV - 19)
   float share;          // 2^(eK - greatest eK of the tile + tile_shift)
   std::uint32_t reach;  // bytes: greatest eK and eV (each + 127) among the tile's keys up to this one; KeyFlags
 };

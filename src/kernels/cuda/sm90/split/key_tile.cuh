@@ -16,7 +16,7 @@ namespace flamia::sm90::split {
 
 /// What stays the same from step to step for the thread's two keys.
 struct KeyPair {
-  float slope[2], value[2];  // 2^eK (NaN for a flagged key or value), 2^(eV - 18)
+  float slope[2], value[2];  // 2^eK (NaN for a flagged key or value), 2^(eV - 19)
 };
 /// `record` = shared address of the first key's record; the second is 8 records on.
 __device__ __forceinline__ KeyPair load_key_pair(std::uint32_t record) {
@@ -67,7 +67,7 @@ __device__ __forceinline__ HalfField load_half_field(std::uint32_t records, int 
 
 // ---- the step ------------------------------------------------------------------------------------------------------------------
 
-/// Weights that turn Y into the units of dK's payload: 2^(eG + eQ + 10) of queries 16 u ... .
+/// Weights that turn Y into the units of dK's payload: 2^(eG + eQ + 11) of queries 16 u ... .
 template <class Config>
 __device__ __forceinline__ float4 payload_weights(const StepFactors<Config>& factors, std::uint32_t records, int u,
                                                   std::uint32_t quad) {

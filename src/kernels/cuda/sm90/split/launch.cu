@@ -10,8 +10,8 @@ namespace {
 using namespace split;
 
 bool valid(const BackwardParams& p, const BackwardConfig& config) {
-  return backward::has_shape(p, config) && backward::has_operands(p) && backward::has_work(p) && backward::has_records(p, config) &&
-         backward::has_results(p);
+  return config.ds == DsFormat::e4m3 && backward::has_shape(p, config) && backward::has_operands(p, config) &&
+         backward::has_work(p) && backward::has_records(p, config) && backward::has_results(p);
 }
 
 template <class Launch>

@@ -99,7 +99,7 @@ inline constexpr int kLeastWideExponent = -kExponentBias - kLift, kGreatestWideE
 template <class Config>
 struct KeyFactors {
   float slope[Config::kFactors];  // 2^eK, NaN for a flagged token-block; 1 in a mixed tile, whose scores carry the factors already
-  float value[Config::kFactors];  // 2^(eV - 18), likewise
+  float value[Config::kFactors];  // 2^(eV - 19), likewise
   bool mixed;                     // per-token exponents: the keys differ
 };
 template <class Config>

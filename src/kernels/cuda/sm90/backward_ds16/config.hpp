@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compile-time shape and shared memory of the backward kernel with dS in BF16.
+#pragma once
+#include <cstdint>
+
+#include "../backward/fragments.hpp"
+#include "../backward/work.hpp"
+#include "records.hpp"
+
+namespace flamia::sm90::ds16 {
+
+template <int kHeadDim_, ScaleGroup kScaleGroup_, PartialFormat kPartials_, bool kRecordCodes_>
+struct Config {
+  static_assert(kHeadDim_ == 64 || kHeadDim_ == 128);
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr ScaleGroup kScaleGroup = kScaleGroup_;
+  static constexpr PartialFormat kPartials = kPartials_;
+  static constexpr bool kRecordCodes = kRecordCodes_;
+  using Record = RowRecord<kScaleGroup>;
+
+  // Roles: two consumer warpgroups own 64 keys each (their dK and dV stay in registers) and half the channels of dQ; three
+  // threads of the third move all data.
+  static constexpr int kConsumers = 2;
+  static constexpr int kKeysPerConsumer = 64;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kConsumerRegisters = 240;
+  static constexpr int kProducerRegisters = 24;
+  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * (65536 / kThreads / 8 * 8));
+  static constexpr int kConsumerWarps = 4 * kConsumers;
+
+  static constexpr int kHalves = kHeadDim / 64;       // dV is made 64 columns at a time
+  static constexpr int kQueryColumns = kHeadDim / 2;  // of dQ, a consumer's
+  static constexpr int kRing = 3;                     // stages of early operands; slots of the exchange
+  static constexpr int kLateStages = 2;
+  static constexpr int kWorkSlots = 4;  // items under way or fetched
+  static constexpr int kSumSlots = 4;   // rows of dQ: one more than the late stages they come with, and a power of two
+
+  static constexpr int kKeyBytes = kKeyTile * kHeadDim;
+  static constexpr int kStepBytes = kQueryStep * kHeadDim;  // one copy of Q or dO' in E4M3
+  static constexpr int kExchangeBytes = kQueryStep * kKeyTile * 2;
+};
+
+/// A tile of keys of a document and the query heads that read it; `steps` < 0 ends the kernel.
+struct alignas(16) Work {
+  std::int32_t slot_start, token_start, length, first_key;
+  std::int32_t key_head;
+  std::int32_t first_step;  // of 64 queries
+  std::int32_t blocks;      // steps per query head
+  std::int32_t steps;       // blocks * query heads of the group
+};
+
+/// What scores and dP of a step are made of, but for its records.
+template <class Config>
+struct EarlyStage {
+  std::uint8_t query[Config::kStepBytes];
+  std::uint8_t gradient[Config::kStepBytes];
+};
+/// What dK and dV take in.
+template <class Config>
+struct LateStage {
+  std::uint8_t query16[2 * Config::kStepBytes];
+  std::uint8_t gradient_transposed[Config::kStepBytes];
+};
+
+/// What the producer says about a step: to those who make its scores ...
+struct alignas(16) StepInfo {
+  std::int32_t query;  // position of the first query
+  std::int32_t row;    // its slot, counted through all query heads
+  std::int32_t flags;  // StepFlags; kCut where the edge cuts the step's 128-query tile; kEnd: no step, the kernel ends
+  std::int32_t rows;   // of the document, from the first query on
+};
+inline constexpr int kFirstOfItem = 256;  // beside the StepFlags
+/// ... and, with what comes from memory, to those who make its gradients.
+struct alignas(16) SumInfo {
+  float unit[kQueryStep];  // 2^z of the rows; FP16 partial sums only
+  float group_words[4];    // the words of the first group's record, of which R counts
+  std::int32_t group;      // first group of 16 rows, counted through all query heads
+  std::int32_t rows;       // of the document, from the step's first on
+  std::int32_t masked;     // whether the step's factors for dV are each key's own
+};
+
+template <class Config>
+struct Storage {
+  alignas(1024) std::uint8_t key16[2 * Config::kKeyBytes];
+  alignas(
+      1024) std::uint8_t exchange[Config::kRing][Config::kExchangeBytes];  // dS of steps: BF16 [key][query], as an A operand of dQ
+  alignas(1024) LateStage<Config> late[Config::kLateStages];
+  alignas(128) EarlyStage<Config> early[Config::kRing];
+  alignas(128) std::uint8_t key[Config::kKeyBytes];
+  alignas(128) std::uint8_t value[Config::kKeyBytes];
+  alignas(128) std::uint8_t records[Config::kRing][Config::Record::kStepBytes];
+  alignas(128) KeyFactors key_factors[kKeyTile];
+  SumInfo sums[Config::kSumSlots];
+  StepInfo info[Config::kRing];
+  Work work[Config::kWorkSlots];
+  std::int32_t references[128 * Config::kConsumers];  // each consumer thread's R of its two keys (int16 each) in a masked step
+
+  std::uint64_t item_wanted, item_ready;     // early copies <-> scheduler: the next item's work
+  std::uint64_t keys_ready;                  // copy engine and early copies (work) -> consumers: K, V and their factors of an item
+  std::uint64_t keys_free;                   // consumers -> early copies
+  std::uint64_t key16_ready, key16_free;     // the BF16 copy of K
+  std::uint64_t early_ready[Config::kRing];  // copy engine and early copies (info) -> consumers, late copies
+  std::uint64_t early_free[Config::kRing];   // consumers, late copies (info) -> early copies
+  std::uint64_t late_ready[Config::kLateStages];
+  std::uint64_t late_free[Config::kLateStages];
+  std::uint64_t
+      exchange_ready[Config::kRing];  // consumer warps -> both consumers: dS is written, and dS of the step before has been read
+};
+
+}  // namespace flamia::sm90::ds16

@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: Apache-2.0
+// A consumer warpgroup: 64 keys of the item's tile, whose dK and dV it sums in registers over all steps, and half of the channels of dQ.
+//
+// A step is one burst of products through two sets of 32 registers, X and Y, and the arithmetic that makes the next step's operands:
+//
+//   X    dV high ............ | next S .............. | P in place
+//   Y    dV low | dQ of the step before | next dP ............... | dS
+//   dK   += dS^T Q, in place, beside them
+//   meanwhile    promote low, high    dQ leaves       exp2, codes   dS leaves
+//
+// The warpgroups take turns with their bursts, from dV's products to dQ's end: the other one's run beside exp2 and dS. The loop's back edge lies
+// where no product is in flight.
+#pragma once
+#include <cstdint>
+
+#include "../../ptx/registers.cuh"
+#include "../backward/rotation.cuh"
+#include "../backward/rows_out.cuh"
+#include "../split/tickets.cuh"
+#include "step_parts.cuh"
+
+namespace flamia::sm90::ds16 {
+
+using split::Ring;
+
+template <class Config>
+struct KeyGradients {
+  float key[Config::kHeadDim / 2];    // dK without the softmax scale, rotated
+  float value[Config::kHeadDim / 2];  // dV
+};
+
+/// A thread's registers for a step.
+template <class Config>
+struct StepRegisters {
+  float x[kScores] = {};
+  float y[kScores] = {};
+  float narrow[16] = {};             // dQ of 32 channels
+  std::uint32_t codes[kCodeWords];   // of P
+  std::uint32_t ds[kGradientWords];  // dS
+
+  /// What dQ passes through.
+  __device__ __forceinline__ auto& dq() {
+    if constexpr (Config::kQueryColumns == 64)
+      return y;
+    else
+      return narrow;
+  }
+};
+
+/// Where the block stands in its rings. `exchange` of a step is its early slot.
+template <class Config>
+struct Position {
+  Ring<Config::kRing> early, before;  // of the step and of the one before it
+  std::uint32_t count = 0;            // steps begun
+
+  __device__ __forceinline__ std::uint32_t late_slot() const { return count % Config::kLateStages; }
+  __device__ __forceinline__ std::uint32_t late_parity() const { return count / Config::kLateStages & 1; }
+  __device__ __forceinline__ Position next() const { return {early.next(), early, count + 1}; }
+};
+
+template <class Config>
+struct Consumer {
+  using Record = typename Config::Record;
+  const BackwardParams& params;
+  Storage<Config>& storage;
+  std::uint32_t number;  // of the thread
+
+  __device__ __forceinline__ Window window() const { return {params.window_left, params.window_right}; }
+  // What follows from the thread's number is computed anew wherever it is needed: kept, it would be spilled, and reading a spilled register takes
+  // hundreds of cycles here.
+  __device__ __forceinline__ std::uint32_t thread() const { return ptx::kept(number); }
+  __device__ __forceinline__ int lane() const { return static_cast<int>(thread() % 32); }
+  /// Which of the two warpgroups this is: a uniform register, by a vote.
+  __device__ __forceinline__ std::uint32_t group() const { return __any_sync(kFullWarp, thread() >= 128) ? 1u : 0u; }
+  /// Index in the tile of the thread's first key; the second is 8 on.
+  __device__ __forceinline__ int first_row() const {
+    const std::uint32_t t = thread();
+    return static_cast<int>(t / 32 * 16 + t % 32 / 4);
+  }
+  __device__ __forceinline__ Place place() const { return {thread()}; }
+  __device__ __forceinline__ std::int32_t& references() const { return storage.references[threadIdx.x]; }
+
+  // Descriptor words.
+  __device__ __forceinline__ std::uint32_t rows_of(const std::uint8_t* operand, std::uint32_t group) const {
+    return ptx::descriptor_low(operand, RowsOperand<Config>::kLayout) + group * (64 * Config::kHeadDim >> 4);
+  }
+  __device__ __forceinline__ std::uint32_t early_word(const std::uint8_t* operand, std::uint32_t slot) const {
+    return ptx::descriptor_low(operand, RowsOperand<Config>::kLayout) + slot * (sizeof(EarlyStage<Config>) >> 4);
+  }
+  __device__ __forceinline__ std::uint32_t query16_word(std::uint32_t slot) const {
+    return ptx::atom_descriptor_low(ptx::shared_address(storage.late[0].query16), Rows16Operand<Config>::kLayout) +
+           slot * (sizeof(LateStage<Config>) >> 4);
+  }
+  __device__ __forceinline__ std::uint32_t gradient_word(std::uint32_t slot) const {
+    return ptx::descriptor_low(storage.late[0].gradient_transposed, TransposedOperand<Config>::kLayout) +
+           slot * (sizeof(LateStage<Config>) >> 4);
+  }
+  __device__ __forceinline__ std::uint32_t records_of(std::uint32_t slot) const {
+    return ptx::shared_address(storage.records[0]) + slot * Record::kStepBytes;
+  }
+
+  __device__ __forceinline__ void issue_scores_of(float (&x)[kScores], std::uint32_t slot, std::uint32_t group) const {
+    issue_scores<Config>(x, rows_of(storage.key, group), early_word(storage.early[0].query, slot));
+  }
+  __device__ __forceinline__ void issue_dp_of(float (&y)[kScores], std::uint32_t slot, std::uint32_t group) const {
+    issue_scores<Config>(y, rows_of(storage.value, group), early_word(storage.early[0].gradient, slot));
+  }
+  __device__ __forceinline__ void issue_dq_of(float (&x)[Config::kQueryColumns / 2], std::uint32_t slot,
+                                              std::uint32_t group) const {
+    const std::uint32_t ds = ptx::atom_descriptor_low(ptx::shared_address(storage.exchange[0]), ExchangeOperand::kLayout) +
+                             slot * (Config::kExchangeBytes >> 4);
+    const std::uint32_t key16 = ptx::atom_descriptor_low(ptx::shared_address(storage.key16), Rows16Operand<Config>::kLayout) +
+                                group * (Config::kHeadDim == 128 ? 1024 >> 4 : 64 >> 4);
+    issue_query_gradient<Config>(x, ds, key16);
+  }
+
+  /// P and its codes of a step whose scores are in X.
+  template <bool kPlain>
+  __device__ __forceinline__ void finish_probabilities(StepRegisters<Config>& step, const StepFields& bias, const KeyPair& slope,
+                                                       const BlockFactors& blocks, std::uint32_t slot, const Work& work) const {
+    const std::uint32_t records = records_of(slot);
+    float raise[2] = {1.0f, 1.0f};
+    Visible visible{};
+    if constexpr (!kPlain) {
+      const StepInfo info = storage.info[slot];
+      const int key = work.first_key + first_row(), of_tile = ptx::load_shared_int(records + Record::kReference);
+      visible = visible_queries(window(), key, info.query, work.length, lane());
+      references() = pack_halves(of_tile, of_tile);
+      if ((info.flags & kCut) != 0) {
+        const int in_tile = info.query % kKeyTile;
+        references() = cut_references(
+            raise,
+            row_arrays<Config::kScaleGroup>(params.row_records, params.slots, params.query_heads).references + info.row - in_tile,
+            of_tile, window(), key, info.query - in_tile);
+      }
+    }
+    float4 rho[2], fold[2];  // a group ahead
+    const auto load = [&](int u) {
+      if constexpr (Record::kPerToken) {
+        rho[u % 2] = query_field<Record>(records, Record::kRho, u, place());
+        fold[u % 2] = query_field<Record>(records, Record::kFold, u, place());
+      } else {
+        rho[u % 2] = four_of(blocks.rho[u / 2]);
+        fold[u % 2] = four_of(blocks.fold[u / 2]);
+      }
+    };
+    load(0);
+#pragma unroll
+    for (int u = 0; u < 4; ++u) {
+      if (u < 3) load(u + 1);
+      make_probabilities<Record, !kPlain>(step.x, step.codes, u, slope, rho[u % 2], fold[u % 2], bias.of[u], visible, raise);
+    }
+    if constexpr (Config::kRecordCodes) {
+      const StepInfo info = storage.info[slot];
+      record_codes(params, step.x, visible, work.first_key + first_row(), info.row, lane());
+    }
+  }
+
+  /// Shared address at which the lane stores dS of a step.
+  __device__ __forceinline__ std::uint32_t exchange_of(std::uint32_t slot) const {
+    return ptx::shared_address(storage.exchange[0]) + slot * Config::kExchangeBytes + exchange_place(thread());
+  }
+
+  /// dS of a step whose P is in X and dP in Y; it leaves for the exchange.
+  __device__ __forceinline__ void finish_gradients(StepRegisters<Config>& step, const StepFields& offset, const KeyPair& value,
+                                                   const Gains& gains, std::uint32_t to, std::uint32_t slot) const {
+    const std::uint32_t records = records_of(slot);
+    float4 gain[2] = {gains.first, gains.first};  // a group ahead
+#pragma unroll
+    for (int u = 0; u < 4; ++u) {
+      if (u < 3) {
+        if constexpr (Record::kPerToken)
+          gain[(u + 1) % 2] = query_field<Record>(records, Record::kGain, u + 1, place());
+        else
+          gain[(u + 1) % 2] = four_of(u < 1 ? gains.first.x : gains.second);
+      }
+      make_gradient<Record::kPerToken>(step.x, step.y, step.ds, u, value, gain[u % 2], offset.of[u]);
+      ptx::store_matrices(to ^ (32 * u), step.ds[4 * u], step.ds[4 * u + 1], step.ds[4 * u + 2], step.ds[4 * u + 3]);
+    }
+  }
+
+  /// What a thread must know to add dQ of a step to the partial sums.
+  struct SumRows {
+    int group, left;  // of the warp's 16 rows; rows of the document from its first on
+    float unit[2];
+  };
+  __device__ __forceinline__ SumRows load_sum_rows(std::uint32_t count) const {
+    const SumInfo& sums = storage.sums[count % Config::kSumSlots];
+    const std::uint32_t t = thread();
+    const int warp = static_cast<int>(t / 32 % 4);
+    const float2 words = ptx::load_shared_float2(ptx::shared_address(&sums.group));
+    SumRows rows{__float_as_int(words.x) + warp, __float_as_int(words.y) - 16 * warp, {1.0f, 1.0f}};
+    if constexpr (Config::kPartials == PartialFormat::f16) {
+      const std::uint32_t at = ptx::shared_address(sums.unit + (t / 32 % 4 * 16 + t % 32 / 4));
+      rows.unit[0] = ptx::load_shared_float(at);
+      rows.unit[1] = ptx::load_shared_float(at + 8 * sizeof(float));
+    }
+    return rows;
+  }
+  /// Adds dQ of a step to the partial sums.
+  __device__ __forceinline__ void add_dq(const Partials<Config>& partials, const SumRows& rows) const {
+    if (rows.left <= 0) return;  // slots of another document
+    const std::uint32_t t = thread();
+    auto* const to = static_cast<std::uint8_t*>(params.dq_partials) +
+                     static_cast<std::int64_t>(rows.group) * (kGroup * Config::kHeadDim * Partials<Config>::kBytes) +
+                     (t / 128 * (kGroup * Config::kQueryColumns * Partials<Config>::kBytes) + t % 32 * 16);
+    partials.add(to);
+  }
+
+  __device__ __forceinline__ void arrive(std::uint64_t* barrier) const {
+    if (ptx::elect_lane()) ptx::barrier_arrive(barrier);
+  }
+
+  /// First step of an item: S and dP without anything to hide behind.
+  __device__ __forceinline__ void begin(StepRegisters<Config>& step, const Position<Config>& now, const Work& work) const {
+    const std::uint32_t slot = now.early.slot;
+    ptx::barrier_wait(&storage.early_ready[slot], now.early.parity);
+    ptx::fence_registers(step.x);
+    ptx::fence_registers(step.y);
+    issue_scores_of(step.x, slot, group());
+    issue_dp_of(step.y, slot, group());
+    const StepFields bias = load_step<Record>(records_of(slot), Record::kBias, place());
+    const KeyPairs keys = load_keys(ptx::shared_address(storage.key_factors), place());
+    ptx::wait_products<1>();
+    ptx::fence_registers(step.x);
+    finish_probabilities<false>(step, bias, keys.slope, load_blocks<Record>(records_of(slot)), slot, work);
+    const StepFields offset = load_step<Record>(records_of(slot), Record::kOffset, place());
+    ptx::wait_products<0>();
+    ptx::fence_registers(step.y);
+    finish_gradients(step, offset, keys.value, load_gains<Record>(records_of(slot), place()), exchange_of(slot), slot);
+    __syncwarp();
+    arrive(&storage.early_free[slot]);
+  }
+
+  /// Whether neither this step nor the next has masks.
+  __device__ __forceinline__ bool plain(std::uint32_t slot) const {
+    return !Config::kRecordCodes && (storage.info[slot].flags & (kMasked | kNextMasked)) == 0;
+  }
+
+  /// The rest of a step and, if there is one, the beginning of the next. kPlain: neither has masks. Returns whether that holds for the next two.
+  template <bool kMore, bool kPlain>
+  __device__ __forceinline__ bool step(KeyGradients<Config>& sums, StepRegisters<Config>& step, const Position<Config>& now,
+                                       bool first, const Work& work) const {
+    auto &x = step.x, &y = step.y;
+    const std::uint32_t late = now.late_slot(), own = group();
+    ptx::barrier_wait(&storage.late_ready[late], now.late_parity());
+    ptx::named_barrier_sync(1 + own, 128 * Config::kConsumers);
+    ptx::fence_registers(y);
+    ptx::fence_registers(sums.key);
+    issue_gradient<Config>(y, step.codes, gradient_word(late), 0);
+    if constexpr (Config::kHalves == 2) {
+      ptx::fence_registers(x);
+      issue_gradient<Config>(x, step.codes, gradient_word(late), 1);
+    }
+    issue_key_gradient<Config>(sums.key, step.ds, query16_word(late));
+    ptx::fence_async_reads();  // dS that the thread has stored, before its warp says so
+    const Position<Config> after = now.next();
+    // The barrier is asked before the answer is needed: it takes a while.
+    const bool exchanged = ptx::barrier_passed(&storage.exchange_ready[now.before.slot], now.before.parity);
+    const SumInfo& info = storage.sums[now.count % Config::kSumSlots];
+    const int of_tile = ptx::load_shared_int(ptx::shared_address(info.group_words + 3));
+    float scale[2];
+    scale[0] = scale[1] = power_of_two(max(of_tile - kCodeShift, -126));
+    if (!kPlain && info.masked != 0) {
+      const int packed = references();
+      scale[0] = power_of_two(clamp(low_half(packed) - kCodeShift, -126, 127));
+      scale[1] = power_of_two(clamp(high_half(packed) - kCodeShift, -126, 127));
+    }
+    if (!exchanged) ptx::barrier_wait(&storage.exchange_ready[now.before.slot], now.before.parity);
+    ptx::wait_products<Config::kHalves>();
+    ptx::fence_registers(y);
+    promote<0>(sums.value, y, scale);
+    ptx::fence_registers(step.dq());
+    issue_dq_of(step.dq(), now.before.slot, own);
+    if constexpr (Config::kHalves == 2) {
+      ptx::wait_products<2>();
+      ptx::fence_registers(x);
+      promote<1>(sums.value, x, scale);
+    }
+    const SumRows rows = load_sum_rows(now.count - 1);
+    if constexpr (kMore) {
+      ptx::barrier_wait(&storage.early_ready[after.early.slot], after.early.parity);
+      ptx::fence_registers(x);
+      issue_scores_of(x, after.early.slot, own);
+      ptx::wait_products<1>();
+    } else {
+      ptx::wait_products<0>();
+    }
+    ptx::fence_registers(step.dq());
+    ptx::fence_registers(sums.key);
+    ptx::hold_operand(step.codes);
+    ptx::hold_operand(step.ds);
+    __syncwarp();
+    arrive(&storage.exchange_ready[now.early.slot]);
+    // dQ is there and S is next in line: the other warpgroup may begin its products.
+    ptx::named_barrier_arrive(2 - own, 128 * Config::kConsumers);
+    Partials<Config> partials;
+    partials.take(step.dq(), rows.unit);
+    if (!partials.kHalf && !first) add_dq(partials, rows);  // in FP32 they are Y's registers, in FP16 half as many
+    // Loads take long behind the operands of products: they are asked for before the wait in front of their use.
+    StepFields bias;
+    KeyPairs keys;
+    BlockFactors blocks;
+    bool next_plain = false;
+    if constexpr (kMore) {
+      ptx::fence_registers(y);
+      issue_dp_of(y, after.early.slot, own);
+      keys = load_keys(ptx::shared_address(storage.key_factors), place());
+      blocks = load_blocks<Record>(records_of(after.early.slot));
+      bias = load_step<Record>(records_of(after.early.slot), Record::kBias, place());
+    }
+    if (partials.kHalf && !first) add_dq(partials, rows);
+    if constexpr (kMore) {
+      ptx::wait_products<1>();
+      ptx::fence_registers(x);
+      finish_probabilities<kPlain>(step, bias, keys.slope, blocks, after.early.slot, work);
+      const StepFields offset = load_step<Record>(records_of(after.early.slot), Record::kOffset, place());
+      const Gains gains = load_gains<Record>(records_of(after.early.slot), place());
+      const std::uint32_t to = exchange_of(after.early.slot);
+      next_plain = plain(after.early.slot);
+      ptx::need(step.codes[0] | step.codes[1] | step.codes[2] | step.codes[3] | step.codes[4] | step.codes[5] | step.codes[6] |
+                step.codes[7]);  // or else the compiler moves the exponentials behind the wait
+      ptx::wait_products<0>();
+      ptx::fence_registers(y);
+      finish_gradients(step, offset, keys.value, gains, to, after.early.slot);
+      __syncwarp();
+      arrive(&storage.early_free[after.early.slot]);
+    }
+    __syncwarp();
+    arrive(&storage.late_free[late]);
+    return __any_sync(kFullWarp, next_plain);
+  }
+
+  /// dQ of the item's last step.
+  __device__ __forceinline__ void end(StepRegisters<Config>& step, const Position<Config>& last, int item) const {
+    ptx::barrier_wait(&storage.exchange_ready[last.early.slot], last.early.parity);
+    ptx::barrier_wait(&storage.key16_ready, item & 1);
+    ptx::fence_registers(step.dq());
+    issue_dq_of(step.dq(), last.early.slot, group());
+    ptx::wait_products<0>();
+    ptx::fence_registers(step.dq());
+    __syncwarp();
+    arrive(&storage.key16_free);
+    const SumRows rows = load_sum_rows(last.count);
+    Partials<Config> partials;
+    partials.take(step.dq(), rows.unit);
+    add_dq(partials, rows);
+  }
+
+  /// dK and dV leave.
+  __device__ __forceinline__ void write(KeyGradients<Config>& sums, const Work& work, GradientFormat format, bool rotated) const {
+    if (rotated) rotate_back<Config::kHeadDim>(sums.key, lane());
+#pragma unroll
+    for (int i = 0; i < Config::kHeadDim / 2; ++i) sums.key[i] *= params.softmax_scale;
+    const int key = work.first_key + first_row();
+    const bool valid[2] = {key < work.length, key + 8 < work.length};
+    const std::int64_t stride = static_cast<std::int64_t>(params.key_heads) * Config::kHeadDim;
+    const std::int64_t at =
+        (static_cast<std::int64_t>(work.token_start) + key) * stride + static_cast<std::int64_t>(work.key_head) * Config::kHeadDim;
+    write_rows<Config::kHeadDim>(params.d_key, format, at, 8 * stride, sums.key, valid, lane());
+    write_rows<Config::kHeadDim>(params.d_value, format, at, 8 * stride, sums.value, valid, lane());
+  }
+};
+
+/// All items of the block. Both warpgroups run the same instructions: twice the code did not fit the instruction cache.
+template <class Config>
+__device__ __forceinline__ void consume(const BackwardParams& params, Storage<Config>& storage, GradientFormat format, bool rotated,
+                                        int group) {
+  const Consumer<Config> consumer{params, storage, ptx::kept(threadIdx.x)};
+  KeyGradients<Config> sums;
+  StepRegisters<Config> step;
+  Position<Config> now{{}, {Config::kRing - 1, 1}, 0};
+  if (group == 1) ptx::named_barrier_arrive(1, 128 * Config::kConsumers);  // the first turn is the other's
+  for (int item = 0;; ++item) {
+    ptx::barrier_wait(&storage.keys_ready, item & 1);
+    const Work& work = storage.work[item % Config::kWorkSlots];
+    const int steps = __shfl_sync(kFullWarp, work.steps, 0);
+    if (steps < 0) return;
+#pragma unroll
+    for (int i = 0; i < Config::kHeadDim / 2; ++i) sums.key[i] = sums.value[i] = 0.0f;
+    consumer.begin(step, now, work);
+    const std::uint32_t begun = now.count, last = begun + steps - 1;
+    bool plain = false;
+#pragma unroll 1
+    for (; now.count != last; now = now.next()) {
+      if (now.count == begun + 1) ptx::barrier_wait(&storage.key16_ready, item & 1);
+      // Steps without anything special have a loop body of their own, free of rare code.
+      const bool first = now.count == begun;
+      if (plain)
+        plain = consumer.template step<true, true>(sums, step, now, first, work);
+      else
+        plain = consumer.template step<true, false>(sums, step, now, first, work);
+    }
+    __syncwarp();
+    consumer.arrive(&storage.keys_free);
+    if (steps == 2) ptx::barrier_wait(&storage.key16_ready, item & 1);
+    consumer.template step<false, false>(sums, step, now, steps == 1, work);
+    consumer.end(step, now, item);
+    now = now.next();
+    consumer.write(sums, work, format, rotated);
+  }
+}
+
+}  // namespace flamia::sm90::ds16

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launching the gradients kernel; included by the translation units that instantiate it.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include "instances.hpp"
+#include "kernel.cuh"
+
+namespace flamia::sm90::ds16 {
+
+template <class Config>
+cudaError_t launch(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream) {
+  constexpr int shared_bytes = static_cast<int>(sizeof(Storage<Config>));
+  static_assert(shared_bytes <= 227 * 1024, "a block may use 227 KiB of shared memory");
+  if (const cudaError_t error =
+          cudaFuncSetAttribute(gradients_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+      error != cudaSuccess) {
+    return error;
+  }
+  gradients_kernel<Config><<<multiprocessors, Config::kThreads, shared_bytes, stream>>>(params, config.gradients, config.rotated);
+  return cudaGetLastError();
+}
+
+template <int kHeadDim, ScaleGroup kScaleGroup, PartialFormat kPartials>
+cudaError_t launch_partials(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream) {
+  return config.record_codes ? launch<Config<kHeadDim, kScaleGroup, kPartials, true>>(params, config, multiprocessors, stream)
+                             : launch<Config<kHeadDim, kScaleGroup, kPartials, false>>(params, config, multiprocessors, stream);
+}
+
+template <int kHeadDim, ScaleGroup kScaleGroup>
+cudaError_t launch_gradients(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream) {
+  return config.partials == PartialFormat::f16
+             ? launch_partials<kHeadDim, kScaleGroup, PartialFormat::f16>(params, config, multiprocessors, stream)
+             : launch_partials<kHeadDim, kScaleGroup, PartialFormat::f32>(params, config, multiprocessors, stream);
+}
+
+}  // namespace flamia::sm90::ds16

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// The prepare kernel of the backward pass with dS in BF16: row and key records from exponents, m, D' and z.
+#include "../backward/tile_scan.cuh"
+#include "instances.hpp"
+#include "numerics/exponent.hpp"
+#include "records.hpp"
+
+namespace flamia::sm90::ds16 {
+namespace {
+
+using namespace backward;
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kGreatestOffset = 0x1p110f;
+
+template <ScaleGroup kScaleGroup>
+__device__ void write_row(const BackwardParams& params, const ScanTile& tile, int head, bool scaled_partials, int* totals) {
+  using Record = RowRecord<kScaleGroup>;
+  const std::int64_t at = head * params.slots + tile.slot;
+  int query = 0, gradient = 0, dq_exponent = 0;
+  float reference = 0.0f, d_prime = 0.0f;
+  bool flagged = false;
+  if (tile.valid) {
+    const int query_byte = params.query_exponents[at], gradient_byte = params.gradient_exponents[at];
+    reference = params.row_reference[at];
+    d_prime = params.d_prime[at];
+    if (scaled_partials) dq_exponent = params.dq_exponent[at];
+    flagged =
+        query_byte == kFlaggedByte || gradient_byte == kFlaggedByte || numerics::is_nan(reference) || numerics::is_nan(d_prime);
+    query = query_byte == kFlaggedByte ? 0 : query_byte - kExponentBias;
+    gradient = gradient_byte == kFlaggedByte ? 0 : gradient_byte - kExponentBias;
+  }
+  const bool counts = tile.valid && !flagged;
+  const int from_here = suffix_maximum(counts ? gradient : kLeastExponent, totals);
+  if (threadIdx.x == 0) totals[0] = from_here;
+  __syncthreads();
+  const int of_tile = totals[0];
+  __syncthreads();
+  // Finite and right for flagged tokens too: a block's first token may be one, by what it sees, when others are not.
+  const float rho = tile.valid ? numerics::mul(numerics::mul(params.softmax_scale, kLog2E), numerics::pow2(query)) : 0.0f;
+  const float fold = tile.valid ? power_of_two(clamp(gradient - of_tile, -126, 0)) : 0.0f;
+  const float gain = tile.valid ? power_of_two(clamp(gradient - kCodeShift, -126, kGreatestGain)) : 0.0f;
+  if (!tile.written) return;
+  const RowArrays arrays = row_arrays<kScaleGroup>(params.row_records, params.slots, params.query_heads);
+  std::uint8_t* const record = arrays.records + at / kGroup * Record::kBytes;
+  const int place = pi_column(static_cast<int>(tile.slot % kGroup)) * 4;
+  const auto put = [&](int byte, float value) { *reinterpret_cast<float*>(record + byte) = value; };
+  const float offset = numerics::scale_pow2(d_prime, Record::kPerToken ? -gradient : -kCodeShift);
+  put(Record::kBias + place, flagged ? numerics::quiet_nan() : numerics::add(static_cast<float>(kCodeShift), -reference));
+  put(Record::kOffset + place, counts ? fminf(fmaxf(offset, -kGreatestOffset), kGreatestOffset) : 0.0f);
+  if constexpr (Record::kPerToken) {
+    put(Record::kRho + place, rho);
+    put(Record::kFold + place, fold);
+    put(Record::kGain + place, gain);
+  }
+  if (tile.slot % kGroup == 0) {
+    put(Record::kBlockRho, rho);
+    put(Record::kBlockFold, fold);
+    put(Record::kBlockGain, gain);
+    put(Record::kReference, __int_as_float(of_tile));
+  }
+  arrays.references[at] = from_here;
+  arrays.units[at] = power_of_two(clamp(dq_exponent, -kGreatestUnit, kGreatestUnit));
+}
+
+__device__ void write_key(const BackwardParams& params, const ScanTile& tile, int head) {
+  if (!tile.written) return;
+  const std::int64_t at = head * params.slots + tile.slot;
+  KeyFactors factors{0.0f, 0.0f};
+  if (tile.valid) {
+    const int key_byte = params.key_exponents[at], value_byte = params.value_exponents[at];
+    const bool flagged = key_byte == kFlaggedByte || value_byte == kFlaggedByte;
+    if (flagged)
+      factors.slope = numerics::quiet_nan();
+    else
+      factors = {numerics::pow2(key_byte - kExponentBias), power_of_two(clamp(value_byte - kExponentBias, -126, kGreatestValue))};
+  }
+  static_cast<KeyFactors*>(params.key_records)[at] = factors;
+}
+
+template <ScaleGroup kScaleGroup>
+__global__ void __launch_bounds__(kScanThreads)
+    prepare_kernel(const __grid_constant__ BackwardParams params, bool scaled_partials) {
+  __shared__ int totals[kScanWarps];
+  const int heads = params.query_heads + params.key_heads;
+  const std::int64_t jobs = static_cast<std::int64_t>(*params.item_count) * heads;
+  for (std::int64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
+    const int head = static_cast<int>(job % heads);
+    const ScanTile tile = scan_tile(params, static_cast<int>(job / heads));
+    if (head < params.query_heads) {
+      write_row<kScaleGroup>(params, tile, head, scaled_partials, totals);
+    } else {
+      write_key(params, tile, head - params.query_heads);
+    }
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_prepare(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream) {
+  constexpr int blocks_per_multiprocessor = 16;
+  const int blocks = multiprocessors * blocks_per_multiprocessor;
+  const bool scaled_partials = config.partials == PartialFormat::f16;
+  if (config.scale_group == ScaleGroup::block)
+    prepare_kernel<ScaleGroup::block><<<blocks, kScanThreads, 0, stream>>>(params, scaled_partials);
+  else
+    prepare_kernel<ScaleGroup::token><<<blocks, kScanThreads, 0, stream>>>(params, scaled_partials);
+  return cudaGetLastError();
+}
+
+}  // namespace flamia::sm90::ds16

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parts of a step of the backward kernel with dS in BF16: its products, P and dS, and the way of dQ to memory.
+#pragma once
+#include <cstdint>
+
+#include "../../ptx/barrier.cuh"
+#include "../../ptx/half.cuh"
+#include "../../ptx/reduce.cuh"
+#include "../../ptx/registers.cuh"
+#include "../../ptx/wgmma_bf16.cuh"
+#include "../backward/step_parts.cuh"
+#include "config.hpp"
+
+namespace flamia::sm90::ds16 {
+
+using namespace backward;  // fragments, masks, powers of two, products in E4M3
+
+inline constexpr int kGradientWords = 16;  // two BF16 each: dS of 64 queries as the A operand of dK
+
+// ---- operands -----------------------------------------------------------------------------------------------------------------
+
+/// Rows in BF16: an atom holds 8 tokens x 64 channels.
+template <class Config>
+struct Rows16Operand {
+  static constexpr ptx::AtomLayout kLayout{16 * Config::kHeadDim, 1024};
+  static constexpr std::uint32_t kStep = 2 * 16 * Config::kHeadDim >> 4;  // 16 tokens
+};
+/// dS: an atom holds 8 keys x 64 queries.
+struct ExchangeOperand {
+  static constexpr ptx::AtomLayout kLayout{1024, 0};
+  static constexpr std::uint32_t kStep = 2 * 1024 >> 4;  // 16 keys
+};
+/// Where a thread of the consumers stores dS of queries 0 ... 15 of its step: lane l gives row l % 8 of matrix l / 8, the matrices being (keys 0-7, queries 0-7), (8-15, 0-7),
+/// (0-7, 8-15), (8-15, 8-15) of the warp's 16 keys. Queries 16 u ... lie at this offset ^ 32 u.
+FLAMIA_LAYOUT_FN std::uint32_t exchange_place(std::uint32_t thread) {
+  const std::uint32_t key = thread / 32 * 16 + thread % 16, chunk = thread / 16 % 2;
+  return key * 128 + (chunk ^ key % 8) * 16;
+}
+
+/// dK: 64 keys x all channels, added up over the steps' queries; asynchronous.
+template <class Config>
+__device__ __forceinline__ void issue_key_gradient(float (&sum)[Config::kHeadDim / 2], const std::uint32_t (&ds)[kGradientWords],
+                                                   std::uint32_t query16) {
+  constexpr auto layout = Rows16Operand<Config>::kLayout;
+  ptx::begin_products();
+#pragma unroll
+  for (int k = 0; k < kQueryStep / 16; ++k) {
+    const std::uint64_t b = ptx::atom_descriptor(query16 + k * Rows16Operand<Config>::kStep, layout);
+    if constexpr (Config::kHeadDim == 128)
+      ptx::product_bf16_64x128(sum, ds + 4 * k, b);
+    else
+      ptx::product_bf16_64x64(sum, ds + 4 * k, b);
+  }
+  ptx::commit_products();
+}
+
+/// dQ: 64 queries x the consumer's channels, over the tile's keys; asynchronous.
+template <class Config>
+__device__ __forceinline__ void issue_query_gradient(float (&x)[Config::kQueryColumns / 2], std::uint32_t exchange,
+                                                     std::uint32_t key16) {
+  ptx::begin_products();
+#pragma unroll
+  for (int k = 0; k < kKeyTile / 16; ++k) {
+    const std::uint64_t a = ptx::atom_descriptor(exchange + k * ExchangeOperand::kStep, ExchangeOperand::kLayout);
+    const std::uint64_t b = ptx::atom_descriptor(key16 + k * Rows16Operand<Config>::kStep, Rows16Operand<Config>::kLayout);
+    if constexpr (Config::kQueryColumns == 64) {
+      if (k == 0)
+        ptx::product_bf16_64x64<false>(x, a, b);
+      else
+        ptx::product_bf16_64x64<true>(x, a, b);
+    } else {
+      if (k == 0)
+        ptx::product_bf16_64x32<false>(x, a, b);
+      else
+        ptx::product_bf16_64x32<true>(x, a, b);
+    }
+  }
+  ptx::commit_products();
+}
+
+// ---- P and dS -----------------------------------------------------------------------------------------------------------------
+
+/// A thread among the consumers, by its number, and where it reads records.
+struct Place {
+  std::uint32_t thread;
+
+  /// Where the lane's queries lie in a record's field: 16 bytes times its place in the quad.
+  __device__ __forceinline__ std::uint32_t quad() const { return thread % 4 * 16; }
+  /// Where the factors of its first key lie in the tile's; those of the second are 8 records on.
+  __device__ __forceinline__ std::uint32_t key() const {
+    return (thread / 32 * 16 + thread % 32 / 4) * static_cast<std::uint32_t>(sizeof(KeyFactors));
+  }
+};
+struct KeyPair {
+  float first, second;
+  __device__ __forceinline__ float operator[](int half) const { return half == 0 ? first : second; }
+};
+/// Slopes and value factors of the thread's two keys.
+struct KeyPairs {
+  KeyPair slope, value;
+};
+__device__ __forceinline__ KeyPairs load_keys(std::uint32_t factors, const Place& place) {
+  constexpr int next_key = 8 * static_cast<int>(sizeof(KeyFactors));
+  const float2 first = ptx::load_shared_float2(factors + place.key()),
+               second = ptx::load_shared_float2(factors + place.key() + next_key);
+  return {{first.x, second.x}, {first.y, second.y}};
+}
+
+/// A field of the records of the thread's queries 16 u + 2 c + {0, 1, 8, 9}.
+template <class Record>
+__device__ __forceinline__ float4 query_field(std::uint32_t records, int field, int u, const Place& place) {
+  return ptx::load_shared_float4(records + place.quad() + u * Record::kBytes + field);
+}
+__device__ __forceinline__ float4 four_of(float x) { return {x, x, x, x}; }
+
+/// Factors of P for which a token-block has one number. Per token they are fields, which are loaded where they are needed.
+struct BlockFactors {
+  float rho[2], fold[2];
+};
+template <class Record>
+__device__ __forceinline__ BlockFactors load_blocks(std::uint32_t records) {
+  BlockFactors blocks{};
+  if constexpr (!Record::kPerToken) {
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      const float2 words = ptx::load_shared_float2(records + 2 * b * Record::kBytes + Record::kBlockRho);
+      blocks.rho[b] = words.x;
+      blocks.fold[b] = words.y;
+    }
+  }
+  return blocks;
+}
+/// The same for dS: of both blocks, or of the first 16 queries.
+struct Gains {
+  float4 first;
+  float second;
+};
+template <class Record>
+__device__ __forceinline__ Gains load_gains(std::uint32_t records, const Place& place) {
+  if constexpr (Record::kPerToken) return {query_field<Record>(records, Record::kGain, 0, place), 0.0f};
+  return {four_of(ptx::load_shared_float(records + Record::kBlockGain)),
+          ptx::load_shared_float(records + 2 * Record::kBytes + Record::kBlockGain)};
+}
+
+struct StepFields {
+  float4 of[4];
+};
+template <class Record>
+__device__ __forceinline__ StepFields load_step(std::uint32_t records, int field, const Place& place) {
+  const std::uint32_t at = records + place.quad() + field;
+  StepFields fields;
+#pragma unroll
+  for (int u = 0; u < 4; ++u) fields.of[u] = ptx::load_shared_float4(at + u * Record::kBytes);
+  return fields;
+}
+
+/// X = P 2^8 in place and its codes with dO's fold, of queries 16 u ... Masked: invisible pairs become 0 by selection, after the exponential.
+template <class Record, bool kMasked_>
+__device__ __forceinline__ void make_probabilities(float (&x)[kScores], std::uint32_t (&codes)[kCodeWords], int u,
+                                                   const KeyPair& slope, const float4& rho, const float4& fold, const float4& bias,
+                                                   Visible visible, const float (&raise)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int i = first_of_word(u, half);
+    x[i] = ptx::exp2_approximate(__fmaf_rn(x[i], slope[half] * rho.x, bias.x));
+    x[i + 1] = ptx::exp2_approximate(__fmaf_rn(x[i + 1], slope[half] * rho.y, bias.y));
+    x[i + 4] = ptx::exp2_approximate(__fmaf_rn(x[i + 4], slope[half] * rho.z, bias.z));
+    x[i + 5] = ptx::exp2_approximate(__fmaf_rn(x[i + 5], slope[half] * rho.w, bias.w));
+    float4 f = fold;
+    if constexpr (kMasked_) {
+#pragma unroll
+      for (const int at : {i, i + 1, i + 4, i + 5}) x[at] = sees(visible, at) ? x[at] : 0.0f;
+      f = {f.x * raise[half], f.y * raise[half], f.z * raise[half], f.w * raise[half]};
+    }
+    codes[2 * u + half] = ptx::pack_e4m3x4(x[i] * f.x, x[i + 1] * f.y, x[i + 4] * f.z, x[i + 5] * f.w);
+  }
+}
+
+/// dS of queries 16 u ... from P in X and dP in Y. P of masked pairs is 0 and all factors are finite: so is their dS.
+template <bool kPerToken>
+__device__ __forceinline__ void make_gradient(const float (&x)[kScores], const float (&y)[kScores],
+                                              std::uint32_t (&ds)[kGradientWords], int u, const KeyPair& value, const float4& gain,
+                                              const float4& offset) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int i = first_of_word(u, half);
+    const auto one = [&](int at, float g, float d) {
+      if constexpr (kPerToken) return x[at] * g * __fmaf_rn(y[at], value[half], -d);
+      return x[at] * __fmaf_rn(y[at], fminf(value[half] * g, kGreatestFactor), -d);
+    };
+    ds[4 * u + half] = ptx::pack_bf16x2(one(i, gain.x, offset.x), one(i + 1, gain.y, offset.y));
+    ds[4 * u + 2 + half] = ptx::pack_bf16x2(one(i + 4, gain.z, offset.z), one(i + 5, gain.w, offset.w));
+  }
+}
+
+/// R of the thread's two keys where the edge cuts the step's tile, packed, and the factors that raise the fold to them: a key may know only
+/// the queries from its first one on. `references` = those of the tile's first row.
+__device__ __forceinline__ int cut_references(float (&raise)[2], const std::int32_t* references, int of_tile, Window window,
+                                              int first_key, int tile_query) {
+  int found[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    found[half] = references[clamp(first_key + 8 * half - window.right - tile_query, 0, kKeyTile - 1)];
+    raise[half] = power_of_two(clamp(of_tile - found[half], 0, 127));
+  }
+  return pack_halves(found[0], found[1]);
+}
+
+// ---- dQ -----------------------------------------------------------------------------------------------------------------------
+
+/// dQ of a warp's 16 rows x the consumer's channels on its way to the partial sums.
+template <class Config>
+struct Partials {
+  static constexpr bool kHalf = Config::kPartials == PartialFormat::f16;
+  static constexpr int kBytes = kHalf ? 2 : 4;
+  static constexpr int kWords = Config::kQueryColumns / 2 / (kHalf ? 2 : 1);
+  std::uint32_t word[kWords];
+
+  __device__ __forceinline__ void take(const float (&x)[Config::kQueryColumns / 2], const float (&unit)[2]) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i)
+      word[i] = kHalf ? ptx::pack_f16x2(x[2 * i] * unit[i % 2], x[2 * i + 1] * unit[i % 2]) : __float_as_uint(x[i]);
+  }
+  /// `to` = where the lane's first 16 bytes lie.
+  __device__ __forceinline__ void add(std::uint8_t* to) const {
+#pragma unroll
+    for (int i = 0; i < kWords; i += 4) {
+      if constexpr (kHalf)
+        ptx::add_global_f16x8(to + i / 4 * 512, word[i], word[i + 1], word[i + 2], word[i + 3]);
+      else
+        ptx::add_global_f32x4(to + i / 4 * 512, __uint_as_float(word[i]), __uint_as_float(word[i + 1]),
+                              __uint_as_float(word[i + 2]), __uint_as_float(word[i + 3]));
+    }
+  }
+};
+
+}  // namespace flamia::sm90::ds16
