@@ -37,6 +37,11 @@ class Run:
     def group(self) -> tuple[str, ...]:
         return tuple(str(self.facts["arguments"].get(key, "adamw" if key == "optimizer" else None)) for key in SAME)
 
+    def until(self, step: int) -> Run:
+        """As it was after that step."""
+        parts = ([row for row in rows if int(row["step"]) <= step] for rows in (self.train, self.evaluations, self.health))
+        return Run(self.name, self.seed, self.facts, *parts)
+
     @property
     def finished(self) -> bool:
         return str(self.facts.get("steps_done")) == self.facts["arguments"]["steps"]
@@ -69,24 +74,6 @@ def last_health(run: Run, column: str) -> float | None:
     return (min if column.startswith("cos") else max)(values) if values else None
 
 
-def ranks(values: list[float]) -> list[float]:
-    """1, 2, ...; equal values share the mean of their places."""
-    return [statistics.fmean(i + 1 for i, x in enumerate(sorted(values)) if x == value) for value in values]
-
-
-def what_predicts(runs: list[Run]) -> str:
-    """Rank correlation of the figures of dS with the loss, over runs that have them; empty for fewer than five."""
-    runs = [run for run in runs if last_health(run, "ds_error_dq") is not None and run.finished]
-    if len(runs) < 5:
-        return ""
-    loss = ranks([float(run.evaluations[-1]["val_loss_exact"]) for run in runs])
-    parts = []
-    for column, what in (("ds_zeros_dq", "zeros of dS"), ("ds_lost_dq", "their lost part"), ("ds_error_dq", "error of dS"), ("cos_dq", "1 - cosine of dQ")):
-        values = ranks([(last_health(run, column) or 0.0) * (-1 if column == "cos_dq" else 1) for run in runs])
-        parts.append(f"{what} {statistics.correlation(values, loss):.2f}" if len(set(values)) > 1 else f"{what} –")
-    return f"Rank correlation with the loss by exact attention, {len(runs)} runs: " + ", ".join(parts) + "."
-
-
 def line(name: str, runs: list[Run], baseline: float | None) -> str:
     def all_of(value: Any) -> list[float]:
         return [x for x in map(value, runs) if x is not None]
@@ -108,6 +95,10 @@ def tables(runs: list[Run]) -> str:
     texts = []
     for group in dict.fromkeys(run.group for run in runs):
         mine = [run for run in runs if run.group == group]
+        cut = sorted({run.name for run in mine if not run.finished})
+        if cut:  # then all are compared at the last evaluation that all have: they had the same learning rates so far
+            common = max(set.intersection(*({int(row["step"]) for row in run.evaluations} for run in mine)))
+            mine = [run.until(common) for run in mine]
         names = sorted({run.name for run in mine}, key=lambda name: (name != "bf16", name.startswith("emulated"), name))
         first, facts = mine[0].facts, dict(zip(SAME, group, strict=True))
         base = [float(run.evaluations[-1]["val_loss_exact"]) for run in mine if run.name == "bf16"]
@@ -115,12 +106,10 @@ def tables(runs: list[Run]) -> str:
                 "greatest after the first sixth", "cosine of dQ, one step", "zeros of dS", "lost", "error of dS", "tokens/s", "GB"]
         texts += [f"{facts['steps']} steps of {int(facts['rows']) * int(facts['context']):,} tokens, {facts['layers']} layers, width "
                   f"{facts['width']}, context {facts['context']}, {first['parameters'] / 1e6:.0f} M parameters, {facts['optimizer']}, learning rate {facts['lr']}, "
-                  f"{first['gpu']}, PyTorch {first['torch']}:", "", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+                  f"{first['gpu']}, PyTorch {first['torch']}{f', after step {common}' if cut else ''}:", "", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
         texts += [line(name, [run for run in mine if run.name == name], statistics.fmean(base) if base and name != "bf16" else None)
                   for name in names]
-        texts += ["", what_predicts(mine)]
-        unfinished = sorted({run.name for run in mine if not run.finished})
-        texts += ["", f"Stopped before the last step: {', '.join(unfinished)}." if unfinished else ""]
+        texts += ["", f"Cut before the last step (so all are compared at step {common}): {', '.join(cut)}." if cut else "", ""]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(texts)).strip()
 
 
