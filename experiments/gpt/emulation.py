@@ -61,7 +61,7 @@ def settings_of(text: str, scale: float, head_dim: int, mistakes: dict[str, str]
         group = {"kind": "constant", "rows": 0, "columns": 0}
         recipe["d_s"] = {use: recipe["d_s"][use] | {"group": group} for use in ("first", "second")}
     constant = recipe["p"]["first"]["group"]["kind"] in ("constant", "tensor")
-    code_exponent = (7 if softmax["reference"] == "tilesum" else 8) if constant else 0
+    code_exponent = 8 if constant else 0
     return Settings(recipe, scale, recipe["rotate"] and head_dim in (64, 128), code_exponent, mistakes)
 
 
@@ -154,8 +154,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, s: Settings) -> Saved
             fold = (key_exponent[:, :, None, :] - greatest[..., None] + b).float()
             codes = torch.where(seen, rounded(exp2(fma(y, rho, fold - new[..., None]), s.kind), p_form["element"]), 0)
             values, reference = v1.values[at - step], greatest
-            rows.free(at, step, row_sum * 2.0 ** b)
         l[at] = l[at] * correction + row_sum
+        if p_form["group"]["kind"] != "blocks":
+            rows.free(at, step, row_sum * 2.0 ** b, l[at] * 2.0 ** b)
         total[at] = fma(total[at], correction[..., None], scaled(codes @ values, reference[..., None]))
     out = total * 2.0 ** -b / l[..., None]
     return Saved(q1, k1, v1, *(forms[name]["second"] for name in "qkv"), rows.m, l, rounded(out, "bf16")), out

@@ -143,6 +143,12 @@ def _phase32(m: Tensor | None, x: Tensor) -> Tensor:
     return torch.where(x.abs() >= GRID, torch.maximum(x, m), torch.where(x > m, m + torch.ceil(x - m), m)) + 0.0
 
 
+def _careful(m: Tensor, x: Tensor) -> Tensor:
+    """tilesum: one step above phase32's."""
+    covered = m - 1
+    return torch.where(x > covered, _phase32(covered, x) + 1, m)
+
+
 class Reference:
     """Every row's reference m and how it moves: numerics.md §8 (phase32), §9 (tilesum)."""
 
@@ -155,28 +161,31 @@ class Reference:
         """To the tile's scores; returns the factor of l and O."""
         x, old = torch.where(seen, y * rho, -math.inf).amax(-1), self.m[at]
         if not self.tilesum or step == 0:
-            new = _phase32(old if step else None, x)
+            new = _phase32(old if step else None, x) + (1.0 if self.tilesum else 0.0)
         else:
             careful, new = self.careful[at], old + self.rise[at]
-            new = torch.where(careful, _phase32(new, x), new)
-            codes = rounded(exp2(fma(y, rho, 7 - new[..., None]), self.kind), "e4m3")
+            new = torch.where(careful, _careful(new, x), new)
+            codes = rounded(exp2(fma(y, rho, 8 - new[..., None]), self.kind), "e4m3")
             careful = careful | (codes.sum(-1) >= 440)
             self.careful[at] = careful
-            new = torch.where(careful, _phase32(new, x), new)  # for a row that was careful before it changes nothing
+            new = torch.where(careful, _careful(new, x), new)  # for a row that was careful before it changes nothing
         self.m[at] = new
         return exp2(old - new, "hardware") if step else torch.zeros_like(new)
 
-    def free(self, at: Tensor, step: int, total: Tensor) -> None:
-        """After the tile: total is the sum of its codes. Flat rows that have more tiles to visit are free from here on."""
+    def free(self, at: Tensor, step: int, tile: Tensor, total: Tensor) -> None:
+        """After the tile: sums of its codes and of all so far. Flat and settled rows that have more tiles to visit are free from here on."""
         if not self.tilesum:
             return
-        whole = torch.ones_like(total, dtype=torch.bool) if step else torch.arange(TILE, device=total.device) == TILE - 1
-        more = (self.tiles.depth[at] > step)[:, None, None]
-        flat = self.careful[at] & whole & more & (total > 320) & (self.m[at].abs() < GRID)
-        mantissa, e = torch.frexp(total)
-        log = e - (mantissa == 0.5).int()  # ceil(log2 total)
-        self.rise[at] = torch.where(flat, (log - 7).clamp_min(6).float(), 0.0)
-        self.careful[at] &= ~flat
+        keys = torch.arange(1, TILE + 1, device=tile.device) if step == 0 else torch.full((TILE,), TILE, device=tile.device)
+        number = (self.tiles.depth[at] - step)[:, None, None]
+        looked_at = (number > 0) & ((number % 8 == 0) | (step < 3)) & (keys >= 32)
+        flat = total > 640
+        freed = self.careful[at] & looked_at & (flat | (step >= 16)) & (total > 0) & (self.m[at].abs() < GRID)
+        mantissa, e = torch.frexp(tile.clamp_min(1.0))
+        log = e - (mantissa == 0.5).int()  # ceil(log2 of it)
+        rise = torch.maximum(log - 7 + (keys < TILE).int() + (keys < TILE // 2).int(), torch.where(flat, 6, 7))
+        self.rise[at] = torch.where(freed, rise.float(), 0.0)
+        self.careful[at] &= ~freed
 
 
 # ---- operands ----

@@ -94,6 +94,24 @@ TEST_F(GpuAccuracy, SumsArePromotedOver65536Keys) {
   EXPECT_LT(with, 0.01);
 }
 
+/// E4M3 moves a score of independent N(0, 1) operands by .0375 (standard deviation, d = 64 and 128); of a row with few keys the LSE moves as
+/// far, and rounding its codes adds .03. Six deviations for the 10^5 such rows.
+constexpr double kLseBar = 0.3;
+
+/// Control: Q = K. Every row meets itself, |q|^2 moves by .092, and among 16,000 rows of one key some lie beyond the bar.
+TEST_F(GpuAccuracy, TheBarOfLseNoticesTwiceTheRounding) {
+  const Shape shape{std::vector<std::int64_t>(4000, 1), 4, 4, 128, {true, -1, -1}, 0};
+  const NormalPool pool(std::int64_t{3} * 4000 * 4 * 128, fresh_seed());
+  const auto worst_lse = [&](int key_third) {
+    PackedCall call(shape, recipe("mxfp8"), pool.at(0, 0, std::int64_t{4000} * 4 * 128),
+                    pool.at(key_third, 0, std::int64_t{4000} * 4 * 128), pool.at(2, 0, std::int64_t{4000} * 4 * 128));
+    EXPECT_TRUE(call.run().ok());
+    return summarise(call.compare(), 4).worst_lse;
+  };
+  EXPECT_LT(worst_lse(1), kLseBar);
+  EXPECT_GT(worst_lse(0), kLseBar);
+}
+
 /// Documents of 1 ... 4,000 tokens, empty and one-token ones, tokens left over; every row of each call.
 TEST_F(GpuAccuracy, AThousandRandomPackings) {
   std::mt19937 random(fresh_seed());
@@ -132,8 +150,8 @@ TEST_F(GpuAccuracy, AThousandRandomPackings) {
     const std::int64_t tokens = std::accumulate(shape.lengths.begin(), shape.lengths.end(), shape.tail);
     if (tokens == 0) continue;
     const std::int64_t most_elements = tokens * shape.query_heads * shape.head_dim;
-    PackedCall call(shape, recipe(name), pool.at(random(), most_elements), pool.at(random(), most_elements),
-                    pool.at(random(), most_elements));
+    PackedCall call(shape, recipe(name), pool.at(0, random(), most_elements), pool.at(1, random(), most_elements),
+                    pool.at(2, random(), most_elements));
     const Status status = call.run();
     ASSERT_TRUE(status.ok()) << status.message();
     const Comparison c = summarise(call.compare(), shape.query_heads);
@@ -142,14 +160,14 @@ TEST_F(GpuAccuracy, AThousandRandomPackings) {
     ASSERT_EQ(c.wrong_rows, 0);
     ASSERT_LT(c.worst_row, 0.4);
     ASSERT_LT(c.relative_l2, 0.06);
-    ASSERT_LT(c.worst_lse, 0.4);
+    ASSERT_LT(c.worst_lse, kLseBar);
     if (i % 25 != 0) continue;  // control: a document's end one token further must show
     std::vector<std::int32_t> moved = call.offsets();
     const std::size_t b = 1 + random() % (moved.size() - 1);
     if (moved[b] + 1 > (b + 1 < moved.size() ? moved[b + 1] : tokens)) continue;
     ++moved[b];
     const Comparison other = summarise(call.compare(call.problem(), moved), shape.query_heads);
-    EXPECT_TRUE(other.worst_row > 0.4 || other.worst_lse > 0.4 || other.wrong_rows > 0);
+    EXPECT_TRUE(other.worst_row > 0.4 || other.worst_lse > kLseBar || other.wrong_rows > 0);
     ++controls;
   }
   std::cout << "[ measured ] worst row " << worst_row << ", worst relative L2 of a packing " << worst_l2 << ", worst LSE "

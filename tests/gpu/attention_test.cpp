@@ -115,9 +115,14 @@ TEST_F(GpuAttention, RepeatsBitForBit) {
   }
 }
 
+/// The CPU's accumulator is FP32 here, the tensor core's has 13 bits: a row's maximum may land on another step of the grid, and the codes of
+/// P, whose sum l is, are then rounded twice, each by 1/17 of itself at most.
+constexpr float kTwoRoundings = 0.1213f;  // 2 ln(17/16)
+
 /// Random packings against the CPU; poisoned output everywhere, tokens left over included.
 TEST_F(GpuAttention, FuzzedPackings) {
   std::mt19937 random(fresh_seed());
+  int beyond = 0;
   for (int i = 0; i < 60; ++i) {
     Shape shape;
     shape.head_dim = random() % 4 == 0 ? 64 : 128;
@@ -144,12 +149,21 @@ TEST_F(GpuAttention, FuzzedPackings) {
     const Result cpu = run(in, recipe(name), options);
     const GpuForward gpu = gpu_forward(in, recipe(name));
     ASSERT_LT(relative_l2(gpu.o, cpu.o), 8e-3) << "packing " << i << " " << name;
+    float worst = 0;
     for (std::size_t x = 0; x < gpu.lse.size(); ++x)
       if (std::isinf(cpu.lse[x]))
         ASSERT_EQ(gpu.lse[x], cpu.lse[x]) << "packing " << i;
       else
-        ASSERT_NEAR(gpu.lse[x], cpu.lse[x], 3e-2) << "packing " << i;
+        worst = std::max(worst, std::fabs(gpu.lse[x] - cpu.lse[x]));
+    ASSERT_LT(worst, kTwoRoundings) << "packing " << i;
+    if (i % 10 != 0 || in.cu_seqlens.back() < 2) continue;  // control: queries a tenth larger
+    Input other = in;
+    for (float& value : other.q) value = numerics::round_bf16(value * 1.1f);
+    const GpuForward louder = gpu_forward(other, recipe(name));
+    for (std::size_t x = 0; x < gpu.lse.size(); ++x)
+      if (!std::isinf(cpu.lse[x])) beyond += std::fabs(louder.lse[x] - cpu.lse[x]) > kTwoRoundings;
   }
+  EXPECT_GT(beyond, 100);
 }
 
 /// The lengths change between two replays of one graph.

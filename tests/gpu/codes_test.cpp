@@ -112,7 +112,7 @@ std::ostream& operator<<(std::ostream& out, const Difference& d) {
 }
 
 /// What one recording must show, and a control that it could show the opposite.
-void expect_forward_codes(const Input& in, const Codes& codes, bool sharp) {
+void expect_forward_codes(const Input& in, const Codes& codes, bool sharp, bool rises) {
   const Difference d = difference(in, codes);
   EXPECT_EQ(d.missing, 0) << d;
   EXPECT_LE(d.greatest, 8e-6) << d;
@@ -120,9 +120,10 @@ void expect_forward_codes(const Input& in, const Codes& codes, bool sharp) {
   // One code in a million lies so near a rounding border that t - m, rounded with another m, falls to the other side. Sharp rows move their
   // reference after a tile was made: what was rounded then and is subnormal now is half a step away.
   const auto share = [&](double part) { return static_cast<std::int64_t>(part * static_cast<double>(d.nonzero)); };
-  EXPECT_LE(d.normal, sharp ? share(2e-3) : share(1e-6) + 1) << d;
+  // tilesum (rises): m rises by six steps or more once a row is free; what its first tiles rounded in finer steps then differs likewise.
+  EXPECT_LE(d.normal, rises ? share(3e-3) : sharp ? share(2e-3) : share(1e-6) + 1) << d;
   if (!sharp) {
-    EXPECT_LE(d.subnormal, share(1e-5) + 2) << d;
+    EXPECT_LE(d.subnormal, rises ? share(3e-2) : share(1e-5) + 2) << d;
   }
   std::cout << "[ codes    ] " << d << std::endl;
   const Difference control = difference(in, codes, 1);  // the neighbouring key's code is another one
@@ -131,7 +132,7 @@ void expect_forward_codes(const Input& in, const Codes& codes, bool sharp) {
 }
 
 TEST_F(GpuCodes, BackwardRecomputesTheForwardCodes) {
-  for (const char* name : {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 ds=bf16", "mxfp8-exact ds=bf16"})
+  for (const char* name : {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 ds=bf16", "mxfp8-exact ds=bf16", "mxfp8-exact ref=tilesum"})
     for (const int dim : {64, 128})
       for (const Mask mask : {Mask{true, -1, -1}, Mask{false, -1, -1}, Mask{false, 200, 90}})
         for (const float sharp : {1.f, 4.f}) {  // N(0, 1); logits times 16, as in sharp heads
@@ -141,7 +142,8 @@ TEST_F(GpuCodes, BackwardRecomputesTheForwardCodes) {
           for (const bool deterministic : orders(recipe(name))) {  // sets of kernels of their own
             SCOPED_TRACE(std::string(name) + ", dim " + std::to_string(dim) + ", x" + std::to_string(sharp) +
                          (deterministic ? ", in order" : ""));
-            expect_forward_codes(in, record(in, recipe(name), deterministic), sharp != 1.f);
+            expect_forward_codes(in, record(in, recipe(name), deterministic), sharp != 1.f,
+                                 recipe(name).softmax.reference == RowReferenceRule::tilesum);
           }
         }
 }

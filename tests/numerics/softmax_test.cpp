@@ -16,10 +16,10 @@ namespace {
 
 constexpr float kRoundedMost = 448.f;
 
-/// Sum of the row's codes at reference r and base B; exact.
-float code_sum(const std::vector<float>& t, float r, int base) {
+/// Sum of the row's codes at reference m; exact.
+float code_sum(const std::vector<float>& t, float m) {
   float sum = 0.f;
-  for (const float x : t) sum += round_e4m3(exp2_reference(x - r + static_cast<float>(base)));
+  for (const float x : t) sum += round_e4m3(exp2_reference(x - m + static_cast<float>(kCodeExponent)));
   return sum;
 }
 float greatest(const std::vector<float>& t) { return *std::max_element(t.begin(), t.end()); }
@@ -86,22 +86,24 @@ TEST(Phase32, RescalingIsExact) {
 
 /// A row under the rule of tilesum: its tiles in turn.
 struct TileSumRow {
-  float r = 0.f;
+  float m = 0.f;
   bool fresh = true, careful = true;
   int rejections = 0;
 
-  /// Sum of the codes that the tile ends with.
-  float visit(const std::vector<float>& t, bool more) {
-    if (!careful && code_sum(t, r, 7) >= kTileSumLimit) careful = true, ++rejections;
-    if (careful) r = fresh ? phase32_first(greatest(t)) : phase32_next(r, greatest(t));
+  /// Sum of the codes that the tile ends with. may_be_freed: the tile is one of those that free rows, and more follow.
+  float visit(const std::vector<float>& t, bool may_be_freed, bool settled = false) {
+    const float before = m;
+    if (!careful && code_sum(t, m) >= kTileSumLimit) careful = true, ++rejections;
+    if (careful) m = fresh ? careful_first(greatest(t)) : careful_next(m, greatest(t));
+    const float sum = code_sum(t, m);
+    total = total * rescale(before, m, fresh) + sum;
     fresh = false;
-    const float sum = code_sum(t, r, 7);
-    greatest_code = exp2_reference(greatest(t) - r + 7.f);
-    rise = careful ? tilesum_rise(r, sum, static_cast<int>(t.size()), more) : 0;
-    if (rise > 0) careful = false, r += static_cast<float>(rise);
+    greatest_code = exp2_reference(greatest(t) - m + 8.f);
+    rise = careful && may_be_freed ? tilesum_rise(m, sum, total, static_cast<int>(t.size()), settled) : 0;
+    if (rise > 0) careful = false, m += static_cast<float>(rise), total = std::ldexp(total, -rise);
     return sum;
   }
-  float greatest_code = 0.f;
+  float greatest_code = 0.f, total = 0.f;
   int rise = 0;
 };
 
@@ -111,13 +113,13 @@ TEST(TileSum, NothingSaturatesAndStepsAreWhole) {
   for (int i = 0; i < 5000; ++i) {
     TileSumRow row;
     row.visit(random_tile(bits, random_count(bits)), true);
-    const float first = row.r;
+    const float first = row.m;
     for (int tile = 0; tile < 8; ++tile) {
-      const float before = row.r;
+      const float before = row.m;
       row.visit(random_tile(bits, 128), tile < 7);
       EXPECT_LT(row.greatest_code, kRoundedMost);
-      EXPECT_GE(row.r, before);
-      EXPECT_EQ(std::fmod(static_cast<double>(row.r) - first, 1.0), 0.0);
+      EXPECT_GE(row.m, before);
+      EXPECT_EQ(std::fmod(static_cast<double>(row.m) - first, 1.0), 0.0);
       freed += row.rise > 0;
     }
     rejected += row.rejections;
@@ -135,9 +137,9 @@ TEST(TileSum, AFreedRowHasRoomForGreaterKeys) {
     if (row.visit(t, true) <= kFlatSum) continue;
     ++freed;
     EXPECT_FALSE(row.careful);
-    EXPECT_LT(code_sum(t, row.r, 7), 140.f);  // 2^7 and what rounding adds
-    EXPECT_GE(row.r - greatest(t), 6.f);
-    EXPECT_LT(row.r - greatest(t), 7.1f);  // and the range is not thrown away
+    EXPECT_LT(code_sum(t, row.m), 140.f);  // 2^7 and what rounding adds
+    EXPECT_GE(row.m - greatest(t), 7.f);
+    EXPECT_LT(row.m - greatest(t), 8.1f);  // and the range is not thrown away
   }
   EXPECT_GT(freed, 1000);
 }
@@ -159,19 +161,51 @@ TEST(TileSum, FlatRowsAreFreeAndPeakedOnesCareful) {
     return free / 1000.0;
   };
   EXPECT_GT(free_share(1.44f), 0.99);  // logits N(0, 1)
-  EXPECT_LT(free_share(8.7f), 0.15);   // logits N(0, 6^2)
+  EXPECT_LT(free_share(8.7f), 0.02);   // logits N(0, 6^2)
+}
+
+/// Settled rows are free however peaked they are, and a key far above all others makes them careful again.
+TEST(TileSum, SettledRowsAreFreeUntilAKeyExceedsTheirRoom) {
+  std::mt19937 bits(7);
+  std::normal_distribution<float> normal;
+  int failed = 0;
+  for (int i = 0; i < 200; ++i) {
+    TileSumRow row;
+    std::vector<float> t(128);
+    for (float& x : t) x = 8.7f * normal(bits);
+    row.visit(t, false);
+    EXPECT_TRUE(row.careful);
+    const float top = row.m;
+    row.visit(t, true, true);
+    EXPECT_FALSE(row.careful);
+    EXPECT_GE(row.m - top, 6.f);
+    t[5] = row.m + 0.5f;  // the code would be 362
+    row.visit(t, false);
+    EXPECT_FALSE(row.careful);
+    t[5] = row.m + 1.f;  // and 512
+    row.visit(t, false);
+    EXPECT_TRUE(row.careful);
+    failed += row.rejections;
+  }
+  EXPECT_EQ(failed, 200);
 }
 
 TEST(TileSum, RiseAndItsLimits) {
   for (int n = 1; n < 40000; ++n)
     EXPECT_EQ(ceil_log2(static_cast<float>(n)), static_cast<int>(std::ceil(std::log2(static_cast<double>(n))))) << n;
-  EXPECT_EQ(tilesum_rise(0.f, 320.f, 128, true), 0);
-  EXPECT_EQ(tilesum_rise(0.f, 321.f, 128, true), 6);
-  EXPECT_EQ(tilesum_rise(0.f, 8193.f, 128, true), 7);
-  EXPECT_EQ(tilesum_rise(0.f, 16384.f, 128, true), 7);
-  EXPECT_EQ(tilesum_rise(0.f, 513.f, 127, true), 0);
-  EXPECT_EQ(tilesum_rise(0.f, 513.f, 128, false), 0);
-  EXPECT_EQ(tilesum_rise(-kGridLimit, 16384.f, 128, true), 0);  // off the grid a row stays careful
+  EXPECT_EQ(tilesum_rise(0.f, 640.f, 640.f, 128, false), 0);
+  EXPECT_EQ(tilesum_rise(0.f, 641.f, 641.f, 128, false), 6);
+  EXPECT_EQ(tilesum_rise(0.f, 10.f, 641.f, 128, false), 6);  // tiles before count
+  EXPECT_EQ(tilesum_rise(0.f, 10.f, 640.f, 128, true), 7);
+  EXPECT_EQ(tilesum_rise(0.f, 0.f, 0.f, 128, true), 0);  // nothing seen
+  EXPECT_EQ(tilesum_rise(0.f, 8193.f, 8193.f, 128, false), 7);
+  EXPECT_EQ(tilesum_rise(0.f, 16384.f, 16384.f, 128, false), 7);
+  EXPECT_EQ(tilesum_rise(0.f, 8192.f, 8192.f, 64, false), 7);  // as many keys again may follow
+  EXPECT_EQ(tilesum_rise(0.f, 4096.f, 4096.f, 32, false), 7);
+  EXPECT_EQ(tilesum_rise(0.f, 641.f, 641.f, 31, false), 0);
+  EXPECT_EQ(tilesum_rise(-kGridLimit, 16384.f, 16384.f, 128, true), 0);  // off the grid a row stays careful
+  EXPECT_TRUE(may_free(9, 9) && may_free(9, 11) && may_free(8, 30));
+  EXPECT_FALSE(may_free(9, 12) || may_free(15, 30));
 }
 
 TEST(Lse, IsNatural) {

@@ -50,10 +50,10 @@ __global__ void check_rows(Inputs in, const int* document_of_row, const int* pos
   const int low = window.first_key(i), high = window.last_key(i, doc.length);
   const float c = p.softmax_scale * 1.4426950408889634f;
   const int query_byte = p.query_exponents[head * p.slots + query_slot];
-  const double shift = in.tilesum ? 7 : 8;
+  const double shift = 8, headroom = in.tilesum ? 1 : 0;
 
   double exact_max = -1e300, exact_sum = 0, exact_out = 0;  // streaming softmax in double
-  double m = 0, l = 0, out = 0;                             // the recipe; tilesum: m is r
+  double m = 0, l = 0, out = 0;                             // the recipe
   bool first = true, careful = true;                        // tilesum
   for (int tile = high / 128; tile >= low / 128; --tile) {
     const int j = tile * 128 + t;
@@ -92,11 +92,11 @@ __global__ void check_rows(Inputs in, const int* document_of_row, const int* pos
     double m_new = m;
     if (x > -1e299) {
       if (in.tilesum && !careful) {
-        careful = block_reduce(visible && !flagged ? code_of(score - m + 7) : 0, false, scratch) >= 440;
+        careful = block_reduce(visible && !flagged ? code_of(score - m + shift) : 0, false, scratch) >= 440;
       }
       if (!in.tilesum || careful) {
-        m_new = first ? ceil(32 * x) / 32 : m + ceil(fmax(0.0, x - m));
-        if (fabs(x) >= 65536) m_new = first ? x : fmax(m, x);
+        m_new = first ? ceil(32 * x) / 32 + headroom : m + ceil(fmax(0.0, x + headroom - m));
+        if (fabs(x) >= 65536) m_new = first ? x + headroom : fmax(m, x + headroom);
       }
     }
     const double reach = block_reduce(
@@ -123,9 +123,10 @@ __global__ void check_rows(Inputs in, const int* document_of_row, const int* pos
     m = m_new;
     if (x > -1e299) first = false;
     const int seen = min(high, tile * 128 + 127) - max(low, tile * 128) + 1;
-    if (in.tilesum && careful && fabs(m) < 65536 && seen == 128 && tile > low / 128 &&
-        sum > 320) {  // flat: r rises, the row is free
-      const double rise = fmax(6.0, ceil(log2(sum)) - 7);
+    const bool may_free = high / 128 - tile < 3 || tile % 8 == 0, flat = l * exp2(shift) > 640;
+    if (in.tilesum && careful && fabs(m) < 65536 && seen >= 32 && tile > low / 128 && may_free &&
+        (flat || (high / 128 - tile >= 16 && l > 0))) {  // flat or settled: m rises, the row is free
+      const double rise = fmax(flat ? 6.0 : 7.0, ceil(log2(fmax(sum, 1.0))) + (seen == 128 ? -7 : seen >= 64 ? -6 : -5));
       careful = false;
       m += rise;
       l *= exp2(-rise);

@@ -157,9 +157,9 @@ numerics::Exp2Kind exp2_kind(Exp2 kind) {
 }
 
 /// B of a constant scale 2^B of P: P * 2^B stays below the largest code.
-int constant_exponent(Element element, numerics::RowReference reference) {
+int constant_exponent(Element element) {
   if (element == Element::bf16) return 0;
-  return element == Element::e2m1 ? 2 : element == Element::int8 ? 6 : numerics::code_exponent(reference);
+  return element == Element::e2m1 ? 2 : element == Element::int8 ? 6 : numerics::kCodeExponent;
 }
 
 std::string unsmoothed(Recipe recipe) {
@@ -234,7 +234,7 @@ Status lower(const Problem& problem, const Recipe& recipe, Settings* settings) {
 
   s.reference =
       recipe.softmax.reference == RowReferenceRule::tilesum ? numerics::RowReference::tilesum : numerics::RowReference::phase32;
-  s.code_exponent = s.p_first.kind == Payload::Kind::constant ? constant_exponent(recipe.p.first.element, s.reference) : 0;
+  s.code_exponent = s.p_first.kind == Payload::Kind::constant ? constant_exponent(recipe.p.first.element) : 0;
   if ((s.p_second.kind == Payload::Kind::constant) != (s.p_first.kind == Payload::Kind::constant))
     return Status::unsupported("p: both products scale P by the same constant, or neither does");
   if (s.reference == numerics::RowReference::tilesum && s.p_first.kind != Payload::Kind::constant)

@@ -31,12 +31,11 @@ static void greatest_scores(const TileShape& t, const float* y, TileRows& rows) 
 /// The maximum as a float; 0 where there is nothing but NaN.
 FLAMIA_FN float greatest_of(std::int32_t order) { return order == INT32_MIN ? 0.f : from_ordered(order); }
 
-/// sum[i] = sum of E4M3(exp2(t - reference[i] + exponent)) over the visible keys, NaN skipped. Exact where it decides anything.
-static void code_sums(const Settings& s, const TileShape& t, const float* y, const float* reference, int exponent, TileRows& rows,
-                      float* sum) {
+/// sum[i] = sum of the codes E4M3(exp2(t - m + B)) of the visible keys, NaN skipped. Exact where it decides anything.
+static void code_sums(const Settings& s, const TileShape& t, const float* y, TileRows& rows, float* sum) {
   for (int i = 0; i < t.width; ++i) sum[i] = 0.f;
   for (int j = 0; j < t.keys; ++j) {
-    probabilities(s, j, y + j * kTile, rows.rho, reference, static_cast<float>(exponent), t.width, rows.lane);
+    probabilities(s, j, y + j * kTile, rows.rho, rows.m, static_cast<float>(s.code_exponent), t.width, rows.lane);
     round_lanes(s.p_first.element, rows.lane, rows.lane, t.width);
     for (int i = 0; i < t.width; ++i) {
       const bool counts = (i >= rows.first[j]) & (i < rows.last[j]) & !numerics::is_nan(rows.lane[i]);
@@ -45,11 +44,10 @@ static void code_sums(const Settings& s, const TileShape& t, const float* y, con
   }
 }
 
-/// A row's reference under the rule that careful rows follow: phase32's.
+/// Where the maximum of a tile puts a careful row's reference.
 FLAMIA_FN float careful_reference(const TileRows& rows, int i, float m) {
   const float x = greatest_of(rows.greatest[i]);
-  // + 0 turns -0 into +0: the maximum's sign must not depend on the order of equal zeros
-  return numerics::add(rows.fresh[i] ? numerics::phase32_first(x) : numerics::phase32_next(m, x), 0.f);
+  return rows.fresh[i] ? numerics::careful_first(x) : numerics::careful_next(m, x);
 }
 
 static void move_tilesum(const Settings& s, const TileShape& t, std::int64_t key_tile, std::int64_t document_length, const float* y,
@@ -62,7 +60,7 @@ static void move_tilesum(const Settings& s, const TileShape& t, std::int64_t key
     rows.rise[i] = 0;
     if (rows.careful[i]) rows.m[i] = careful_reference(rows, i, rows.m[i]);
   }
-  code_sums(s, t, y, rows.m, numerics::code_exponent(s.reference), rows, total);
+  code_sums(s, t, y, rows, total);
   bool rejected = false;
   for (int i = 0; i < t.width; ++i) {
     if (!rows.seen[i] || rows.careful[i] || total[i] < numerics::kTileSumLimit) continue;
@@ -70,15 +68,19 @@ static void move_tilesum(const Settings& s, const TileShape& t, std::int64_t key
     rows.careful[i] = 1;
     rows.m[i] = careful_reference(rows, i, rows.m[i]);
   }
-  if (rejected) code_sums(s, t, y, rows.m, numerics::code_exponent(s.reference), rows, total);
+  if (rejected) code_sums(s, t, y, rows, total);
   for (int i = 0; i < t.width; ++i) {
     rows.correction[i] = 1.f;
     if (!rows.seen[i]) continue;
     rows.correction[i] = numerics::rescale(old[i], rows.m[i], rows.fresh[i] != 0);
     rows.fresh[i] = 0;
     if (!rows.careful[i]) continue;
-    const bool more = schedule::visible_keys(s.reach, t.q0 + i, document_length).begin / kTile < key_tile;
-    rows.rise[i] = numerics::tilesum_rise(rows.m[i], total[i], rows.seen[i], more);
+    const schedule::Interval keys = schedule::visible_keys(s.reach, t.q0 + i, document_length);
+    const std::int64_t first_tile = (keys.end - 1) / kTile;
+    if (keys.begin / kTile == key_tile || !numerics::may_free(key_tile, first_tile)) continue;
+    const float before = numerics::mul(numerics::mul(rows.l[i], rows.correction[i]), numerics::pow2(s.code_exponent));
+    rows.rise[i] = numerics::tilesum_rise(rows.m[i], total[i], numerics::add(before, total[i]), rows.seen[i],
+                                          first_tile - key_tile >= numerics::kSettledTiles);
     rows.careful[i] = rows.rise[i] == 0;
   }
 }
@@ -94,7 +96,9 @@ static void move_reference(const Settings& s, const TileShape& t, std::int64_t k
     rows.correction[i] = 1.f;
     if (!rows.seen[i]) continue;
     const float old = rows.m[i];
-    rows.m[i] = detail::careful_reference(rows, i, old);
+    const float x = detail::greatest_of(rows.greatest[i]);
+    // + 0 turns -0 into +0: the maximum's sign must not depend on the order of equal zeros
+    rows.m[i] = numerics::add(rows.fresh[i] ? numerics::phase32_first(x) : numerics::phase32_next(old, x), 0.f);
     rows.correction[i] = numerics::rescale(old, rows.m[i], rows.fresh[i] != 0);
     rows.fresh[i] = 0;
   }

@@ -61,8 +61,11 @@ struct Config {
   static constexpr int kOutputs = kHeadDim / 2;
 };
 
-/// P is carried as 2^kCodeShift * exp2(t - m): the largest code of a row is 2^8 (phase32), or a row's sum 2^7 (tilesum).
+/// P is carried as 2^kCodeShift * exp2(t - m).
+inline constexpr float kCodeShift = 8.0f;
+
+/// How far m lies above the greatest logit where the maximum sets it: the greatest code is 2^8 (phase32) or 2^7 (tilesum, careful rows).
 template <RowReference kReference>
-inline constexpr float kCodeShift = kReference == RowReference::phase32 ? 8.0f : 7.0f;
+inline constexpr float kHeadroom = kReference == RowReference::phase32 ? 0.0f : 1.0f;
 
 }  // namespace flamia::sm90::forward

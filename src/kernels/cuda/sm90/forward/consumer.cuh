@@ -171,11 +171,11 @@ __device__ __forceinline__ bool attend_tile(Storage<Config>& storage, Consumer<C
   float scores[Config::kScores];
   TileKind<Config> kind = masked_scores<Config>(scores, storage, self, item, first_key, unit);
   if (!may_redo && self.elected()) ptx::barrier_arrive(&storage.key_free[slot]);
-  float bias[2] = {kCodeShift<Config::kReference> - state.reference[0], kCodeShift<Config::kReference> - state.reference[1]};
+  float bias[2] = {kCodeShift - state.reference[0], kCodeShift - state.reference[1]};
   if (kind.careful) {
     raise_reference<Config>(state, scores, kind.factors, &storage.row_scale[ptx::thread_index() - 128]);
-    bias[0] = kCodeShift<Config::kReference> - state.reference[0];
-    bias[1] = kCodeShift<Config::kReference> - state.reference[1];
+    bias[0] = kCodeShift - state.reference[0];
+    bias[1] = kCodeShift - state.reference[1];
     if (__any_sync(kFullWarp, off_grid(state.reference[0]) | off_grid(state.reference[1]))) {
       round_scores<Config>(scores, kind.factors, bias, state);
     }
@@ -207,10 +207,10 @@ __device__ __forceinline__ bool attend_tile(Storage<Config>& storage, Consumer<C
       ready = true;
       return false;
     }
-    if (kind.careful) {
+    if (kind.careful & may_free(first_key, item.last_common - first_key)) {
       kind.scaled_values =
-          free_flat_rows<Config>(state, sum[0], sum[1], item, first_key, kind.scaled_values,
-                                 &storage.value_scale[ptx::thread_index() - 128], &storage.row_scale[ptx::thread_index() - 128]);
+          free_rows<Config>(state, sum[0], sum[1], item, first_key, kind.scaled_values,
+                            &storage.value_scale[ptx::thread_index() - 128], &storage.row_scale[ptx::thread_index() - 128]);
     }
   }
   ptx::fence_registers(partial.first);

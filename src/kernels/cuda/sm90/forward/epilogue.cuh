@@ -60,7 +60,7 @@ __device__ __forceinline__ void store_rows(const ForwardParams& params, const Wo
     const int row = first_row + lane / 4 + 8 * half;
     inverse[half] = __frcp_rn(state.sum[half]) * power_of_two(unit);
     if (lane % 4 != 0 || row >= work.length) continue;
-    const float sum = state.sum[half] * power_of_two(-static_cast<int>(kCodeShift<Config::kReference>));
+    const float sum = state.sum[half] * power_of_two(-static_cast<int>(kCodeShift));
     params.lse[work.head * params.tokens + work.token_start + row] = (state.reference[half] + log2f(sum)) * ln2;
     const std::int64_t slot = work.head * params.slots + work.slot_start + row;
     if (params.row_reference != nullptr) params.row_reference[slot] = state.reference[half];

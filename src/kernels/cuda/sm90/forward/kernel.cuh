@@ -30,17 +30,18 @@ __device__ __forceinline__ void prepare(Storage<Config>& storage) {
     reinterpret_cast<std::uint32_t*>(ones)[word] = one_e4m3_x4;
   }
   if (threadIdx.x == 0) {
+    constexpr int kWarp = 32;  // lanes of the copy warp
     constexpr int consumer_warps = kWarpsPerConsumer * Config::kConsumers;
     for (int i = 0; i < Config::kWorkSlots; ++i) {
       ptx::barrier_init(&storage.work_ready[i], 1);
       ptx::barrier_init(&storage.work_taken[i], consumer_warps + 1);  // every consumer warp, the copy warp near its next item's end
     }
     for (int i = 0; i < Config::kQueryBuffers; ++i) {
-      ptx::barrier_init(&storage.query_ready[i], 1);
+      ptx::barrier_init(&storage.query_ready[i], kWarp);
       ptx::barrier_init(&storage.query_free[i], consumer_warps);
     }
     for (int i = 0; i < Config::kStages; ++i) {
-      ptx::barrier_init(&storage.key_ready[i], 1);
+      ptx::barrier_init(&storage.key_ready[i], kWarp);
       ptx::barrier_init(&storage.key_free[i], consumer_warps);
       ptx::barrier_init(&storage.value_ready[i], 1);
       ptx::barrier_init(&storage.value_free[i], consumer_warps);

@@ -72,8 +72,11 @@ __device__ __forceinline__ void copy_queries(const ForwardParams& params, Storag
   }
 #pragma unroll
   for (int i = 0; i < per_lane; ++i) storage.query_scale[slot][32 * i + lane] = query_scale(params.softmax_scale, exponents[i]);
+  if (lane == 0)  // every lane arrives for the scales that it wrote
+    ptx::barrier_arrive_expect(&storage.query_ready[slot], Config::kQueryBytes);
+  else
+    ptx::barrier_arrive(&storage.query_ready[slot]);
   __syncwarp();
-  if (lane == 0) ptx::barrier_arrive_expect(&storage.query_ready[slot], Config::kQueryBytes);
   state.query.advance();
 }
 
@@ -96,11 +99,13 @@ __device__ __forceinline__ void copy_tile(const ForwardParams& params, Storage<C
                    &storage.value_ready[slot]);
   }
   store_exponents<Config>(storage.exponents[slot], words, work.length - tile * kKeyTile, lane);
-  __syncwarp();
-  if (lane == 0) {  // last of all: the consumers read the exponents as soon as the keys are there
+  if (lane == 0) {  // last of all: the consumers read the exponents as soon as the keys are there. Every lane arrives for its own
     ptx::barrier_arrive_expect(&storage.key_ready[slot], Config::kKeyBytes);
     ptx::barrier_arrive_expect(&storage.value_ready[slot], Config::kTokenGroups * Config::kValueGroupBytes);
+  } else {
+    ptx::barrier_arrive(&storage.key_ready[slot]);
   }
+  __syncwarp();
   state.stage.advance();
 }
 

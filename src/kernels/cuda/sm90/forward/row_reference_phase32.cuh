@@ -28,12 +28,15 @@ __device__ __forceinline__ void raise_reference(RowState<Config>& state, const f
     maximum[0] = is_careful(row.x) ? maximum[0] : kMinusInfinity;
     maximum[1] = is_careful(row.y) ? maximum[1] : kMinusInfinity;
   }
-  if (!__any_sync(kFullWarp, (maximum[0] > state.reference[0]) | (maximum[1] > state.reference[1]))) return;
+  constexpr float headroom = kHeadroom<Config::kReference>;
+  const float covered[2] = {state.reference[0] - headroom, state.reference[1] - headroom};
+  if (!__any_sync(kFullWarp, (maximum[0] > covered[0]) | (maximum[1] > covered[1]))) return;
   float factor[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float row_maximum = quad_maximum(maximum[half]), before = state.reference[half];
-    const float next = row_maximum > before ? next_phase32_reference(before, row_maximum) : before;
+    const float raised = __fadd_rn(next_phase32_reference(covered[half], row_maximum), headroom);
+    const float next = row_maximum > covered[half] ? raised : before;
     factor[half] = ptx::exp2_approximate(__fadd_rn(before, -next));
     state.reference[half] = next;
   }
@@ -57,7 +60,7 @@ __device__ __forceinline__ void round_scores(float (&scores)[Config::kScores], S
 #pragma unroll
     for (int block = 0; block < ScoreFactors<Config>::kBlocks; ++block)
       factors.of[half][block] = off ? 1.0f : factors.of[half][block];
-    bias[half] = off ? kCodeShift<Config::kReference> : bias[half];
+    bias[half] = off ? kCodeShift : bias[half];
   }
 }
 
