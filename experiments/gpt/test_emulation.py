@@ -15,7 +15,7 @@ GPU = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason
 CU = [0, 5, 5, 300, 301, 420]  # tokens 420 ... 423 belong to no document
 TOKENS = 424
 RECIPES = ["mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8-floor", "bf16", "mxfp8 ds=32x32", "mxfp8 dq=f32", "mxfp8-exact ds=row32",
-           "mxfp8 ds=bf16", "mxfp8-exact ds=bf16", "nvfp4 ds=bf16", "mxfp8 p-in-ds=codes", "mxfp8 ref=tilesum", "mxfp8-exact ref=tilesum",
+           "mxfp8 ds=bf16", "mxfp8-exact ds=bf16", "nvfp4 ds=bf16", "mxfp8 p-in-ds=codes", "mxfp8 ref=phase32", "mxfp8-exact ref=phase32",
            "nvfp4", "nvfp4-exact"]
 
 
@@ -76,7 +76,7 @@ def test_tilesum_with_rows_that_are_done_again() -> None:
     k[:400] *= 8  # rows that are flat over the late keys meet great ones: 936 of them are rejected and done again
     q, k, v, cu = (q * 0.3).bfloat16(), k.bfloat16(), v.bfloat16(), torch.tensor([0, 1100], dtype=torch.int32)
     got, same, other = (attentions.make(name, 1100)(q, k, v, cu, 128 ** -0.5).float()
-                        for name in ("emulated:mxfp8 ref=tilesum", "flamia:mxfp8 ref=tilesum", "flamia:mxfp8"))
+                        for name in ("emulated:mxfp8", "flamia:mxfp8", "flamia:mxfp8 ref=phase32"))
     assert distance([got], [same]) < bound("mxfp8", "cpu") and distance([got], [other]) > 20 * bound("mxfp8", "cpu")
 
 

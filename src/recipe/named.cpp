@@ -57,6 +57,7 @@ Recipe fp8(OperandPolicy q, OperandPolicy k, OperandPolicy v, OperandPolicy d_ou
   Recipe r;
   r.q = q, r.k = k, r.v = v, r.d_out = d_out;
   r.p = both(kConstantP);
+  r.softmax.reference = RowReferenceRule::tilesum;
   r.d_s = kTwoPayloads;
   r.rotate = true;
   r.accumulation.dq_f16 = true;
@@ -80,6 +81,7 @@ Recipe nvfp4_full() {
   r.q = r.k = columns_then_rows(16, form);
   r.v = rows_then_columns(16, form);
   r.p = columns_then_rows(16, [](Group group) { return nvfp4(group, ScaleRule::amax, 0x1p-11f); });
+  r.softmax.reference = RowReferenceRule::phase32;  // P has scales of its own: no sum of codes proves that nothing saturated
   r.d_out = r.d_s = columns_then_rows(16, two_levels);
   return r;
 }
@@ -121,6 +123,7 @@ Recipe mxfp8_floor() {
   Recipe r =
       fp8(columns_then_rows(32, form), columns_then_rows(32, form), rows_then_columns(32, form), columns_then_rows(32, form));
   r.p = r.d_s = columns_then_rows(32, form);
+  r.softmax.reference = RowReferenceRule::phase32;
   r.rotate = false;
   return r;
 }

@@ -15,7 +15,7 @@ TEST_F(GpuAccuracy, FourTimesFourThousandTokens) {
   constexpr std::int64_t kElements = std::int64_t{4} * 4096 * 16 * 128;
   const NormalPool pool(3 * kElements, fresh_seed());
   for (const bool causal : {true, false})
-    for (const char* name : {"mxfp8", "mxfp8-exact", "mxfp8 ref=tilesum", "mxfp8-exact ref=tilesum"}) {
+    for (const char* name : {"mxfp8", "mxfp8-exact", "mxfp8 ref=phase32", "mxfp8-exact ref=phase32"}) {
       PackedCall call({{4096, 4096, 4096, 4096}, 16, 16, 128, {causal, -1, -1}, 0}, recipe(name), pool.all(),
                       pool.all() + kElements, pool.all() + 2 * kElements);
       const Status status = call.run();
@@ -116,7 +116,7 @@ TEST_F(GpuAccuracy, TheBarOfLseNoticesTwiceTheRounding) {
 TEST_F(GpuAccuracy, AThousandRandomPackings) {
   std::mt19937 random(fresh_seed());
   const NormalPool pool(std::int64_t{1} << 25, random());
-  const char* const names[] = {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8-exact ref=tilesum"};
+  const char* const names[] = {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8-exact ref=phase32"};
   int controls = 0;
   double worst_row = 0, worst_lse = 0, worst_l2 = 0;
   for (int i = 0; i < 1000; ++i) {

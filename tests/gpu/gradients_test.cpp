@@ -39,7 +39,7 @@ TEST_F(GpuGradients, AgreeWithTheCpu) {
   GradientErrors worst{0, 0, 0};
   int n = 0;
   for (const char* name : {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 sticky=on", "mxfp8-exact dq=f32", "mxfp8 ds=bf16",
-                           "mxfp8-exact ds=bf16", "mxfp8 ds=bf16 dq=f32", "fp8-tensor ds=bf16", "mxfp8-exact ref=tilesum"})
+                           "mxfp8-exact ds=bf16", "mxfp8 ds=bf16 dq=f32", "fp8-tensor ds=bf16", "mxfp8-exact ref=phase32"})
     for (const Shape& shape : shapes()) {
       const Input in = normal_input(shape, fresh_seed() + static_cast<std::uint32_t>(n));
       const Result cpu = cpu_training(in, name);
@@ -60,7 +60,7 @@ TEST_F(GpuGradients, AgreeWithTheCpu) {
 TEST_F(GpuGradients, AgreeWithTheCpuOfTheSameAccumulator) {
   GradientErrors worst{0, 0, 0};
   for (const char* name :
-       {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 ds=bf16", "mxfp8-exact ds=bf16", "mxfp8-exact ref=tilesum"}) {
+       {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 ds=bf16", "mxfp8-exact ds=bf16", "mxfp8-exact ref=phase32"}) {
     const Input in = normal_input({{200, 131}, 2, 1, 128, {true, -1, -1}, 0}, fresh_seed());
     const TrainingOptions options{orders(recipe(name)).back(), DType::f32};
     expect_below(gradient_errors(gpu_training(in, recipe(name), options), cpu_training(in, std::string(name) + " acc=hopper13")),

@@ -28,8 +28,8 @@ const char* const kRecipes[] = {"bf16",
                                 "fp8-head",
                                 "mxfp8 ds=32x32",
                                 "mxfp8-exact ds=bf16",
-                                "mxfp8-exact ref=tilesum",
-                                "mxfp8 l=unrounded",
+                                "mxfp8-exact ref=phase32",
+                                "mxfp8 ref=phase32 l=unrounded",
                                 "mxfp8 dq=f32"};
 
 TEST(Determinism, Threads) {

@@ -52,7 +52,7 @@ INSTANTIATE_TEST_SUITE_P(
         Broken{"mxfp8 exp2=mitchell", "approximations for inference"}, Broken{"mxfp8 exp2=direct", "approximations for inference"},
         Broken{"mxfp8 smooth-q=on", "smoothing Q"}, Broken{"mxfp8 poly=5:2", "degree 2, 3 or 4"},
         Broken{"mxfp8 poly=3:17", "0 to 16 sixteenths"}, Broken{"bf16 ref=tilesum", "ref=tilesum reads the sum of E4M3 codes"},
-        Broken{"mxfp8 ref=tilesum l=unrounded", "needs l=codes"}, Broken{"mxfp8 payloads=1", "both forms must be equal"},
+        Broken{"mxfp8 l=unrounded", "needs l=codes"}, Broken{"mxfp8 payloads=1", "both forms must be equal"},
         Broken{"mxfp8 dov-bf16=on", "dO (do1) and V (v2) stay BF16"},
         Broken{"mxfp8 v2=bf16 do1=bf16", "dO (do1) and V (v2) stay BF16"},
         Broken{"mxfp8 promote=100:64", "0 (never), 32, 64 or 128"}, Broken{"bf16 acc=hopper13", "models the FP8 accumulator"},
@@ -207,7 +207,7 @@ TEST(Lower, TheCpuExecutesEveryNamedRecipeAndVariants) {
   };
   for (const std::string& name : recipe_names()) check(name);
   for (const char* text : {"mxfp8 ds=32x32", "mxfp8-exact ds=row32", "nvfp4 nvfp4=amax", "mxfp8 dk=64x32 dq=f32",
-                           "mxfp8 l=unrounded", "mxfp8 rule=floor", "mxfp8 ref=tilesum", "mxfp8 exp2=poly3:2/16",
+                           "mxfp8 ref=phase32 l=unrounded", "mxfp8 rule=floor", "mxfp8 ref=phase32", "mxfp8 exp2=poly3:2/16",
                            "nvfp4-full ds=32x32", "nvfp4-full fold-v=on", "sage3 exp2=mitchell", "sage3 smooth-q=off",
                            "sage3 p1=e2m1/1x16/e4m3/amax/x0.00037202382", "sage3 v1=e2m1/32x1/ue8m0/ceil"})
     check(text);
@@ -219,7 +219,7 @@ TEST(Lower, HopperExecutesThreeRecipesAndSomeVariants) {
     return can_run(parsed(text), Architecture::sm_90, 128, backward);
   };
   for (const char* text : {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 sticky=on", "mxfp8 dq=f32", "mxfp8 rotate=off",
-                           "mxfp8 ds=bf16", "mxfp8-exact ds=bf16", "fp8-tensor ds=bf16", "mxfp8-exact ref=tilesum"})
+                           "mxfp8 ds=bf16", "mxfp8-exact ds=bf16", "fp8-tensor ds=bf16", "mxfp8-exact ref=phase32"})
     EXPECT_TRUE(status(text, true).ok()) << text << ": " << status(text, true).message();
   const std::pair<const char*, const char*> forward_only[] = {{"mxfp8 dk=64x32", "dk=key64"},
                                                               {"mxfp8 ds=row128", "per key and 64 queries"},

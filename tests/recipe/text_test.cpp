@@ -67,10 +67,10 @@ TEST(Names, VariantsPrintAsVariants) {
                            "bf16 ds=e4m3",
                            "mxfp8-exact ds=row32",
                            "mxfp8 dk=64x32",
-                           "mxfp8 ref=tilesum",
+                           "mxfp8 ref=phase32",
                            "mxfp8 dq=f32",
                            "mxfp8 rotate=off",
-                           "mxfp8 l=unrounded",
+                           "mxfp8 ref=phase32 l=unrounded",
                            "mxfp8 p-in-ds=codes",
                            "mxfp8 sticky=on",
                            "mxfp8 rule=floor",
@@ -90,7 +90,7 @@ TEST(Names, VariantsPrintAsVariants) {
   }
   EXPECT_EQ(parsed("mxfp8 block=1 sticky=on").name(), "mxfp8-exact");  // one set of numbers has one name
   EXPECT_EQ(parsed("  mxfp8\t ds=32x32  dq=f32 ").name(), "mxfp8 ds=32x32 dq=f32");
-  EXPECT_EQ(parsed("mxfp8 ref=phase32").name(), "mxfp8");  // the default says nothing
+  EXPECT_EQ(parsed("mxfp8 ref=tilesum").name(), "mxfp8");  // the default says nothing
   EXPECT_EQ(parsed("mxfp8 dk=key64").name(), "mxfp8");
   EXPECT_EQ(parsed("mxfp8 ds=e4m3").name(), "mxfp8");
   EXPECT_EQ(parsed("bf16 ds=bf16").name(), "bf16");
@@ -187,8 +187,8 @@ TEST(Json, FromJsonOfToJsonIsTheIdentityOnRandomRecipes) {
 TEST(Json, ABaseFillsInWhatIsMissing) {
   Recipe recipe;
   ASSERT_TRUE(
-      Recipe::from_json(R"({"base": "mxfp8 ds=32x32", "rotate": false, "softmax": {"reference": "tilesum"}})", &recipe).ok());
-  EXPECT_EQ(recipe, parsed("mxfp8 ds=32x32 rotate=off ref=tilesum"));
+      Recipe::from_json(R"({"base": "mxfp8 ds=32x32", "rotate": false, "softmax": {"reference": "phase32"}})", &recipe).ok());
+  EXPECT_EQ(recipe, parsed("mxfp8 ds=32x32 rotate=off ref=phase32"));
   EXPECT_THAT(json_error(R"({"base": "mxpf8"})"), AllOf(HasSubstr("\"base\""), HasSubstr("nearest: \"mxfp8\"")));
   EXPECT_THAT(json_error(R"({"base": 8})"), HasSubstr("\"base\" must be a recipe as text"));
 }

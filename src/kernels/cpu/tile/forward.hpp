@@ -142,6 +142,16 @@ static OuterFactors block_p(const ForwardCall& call, const Item& item, const Til
   return round_p(s, t, b, nullptr);
 }
 
+/// constant_p, once more where tilesum rejects the codes of a row; what the first attempt counted is forgotten.
+static void accepted_p(const ForwardCall& call, const Item& item, const TileShape& t, bool folded, const float* y, float* p,
+                       TileRows& rows, ProbeCounts* counts, float* codes) {
+  const ProbeCounts before = counts ? *counts : ProbeCounts{};
+  constant_p(call, item, t, folded, y, p, rows, counts, codes);
+  if (call.settings->reference != numerics::RowReference::tilesum || !reject_free_rows(t, rows)) return;
+  if (counts) *counts = before;
+  constant_p(call, item, t, folded, y, p, rows, counts, codes);
+}
+
 /// Earlier codes of a row follow its reference: code * 2^(m of that moment - m now).
 static void rescale_codes(const TileShape& t, const Document& document, std::int64_t tokens, const float* correction,
                           float* matrix) {
@@ -203,19 +213,20 @@ static void forward_tile(const ForwardCall& call, const Item& item, Scratch scra
     row_factors(s, t.queries, t.width, rows);
     scores(s, t, rows, b.k, b.q_t, b.scores);
     if (s.smooth_q) add_mean_scores(call, item, key_head, t, b);
-    move_reference(s, t, tile, document.length, b.scores, rows);
-    if (codes) detail::rescale_codes(t, document, s.tokens, rows.correction, codes);
+    move_reference(s, t, b.scores, rows);
     const bool folded = fold_reference(s, t, rows);
     OuterFactors outer;
     if (s.p_first.kind == Payload::Kind::blocks)
       outer = detail::block_p(call, item, t, folded, b.scores, b, counts, codes);
     else
-      detail::constant_p(call, item, t, folded, b.scores, b.p, rows, counts, codes);
+      detail::accepted_p(call, item, t, folded, b.scores, b.p, rows, counts, codes);
+    if (codes) detail::rescale_codes(t, document, s.tokens, rows.correction, codes);
     const float unit = numerics::pow2(-s.code_exponent);
     for (int i = 0; i < t.width; ++i)
       if (rows.seen[i])
         rows.l[i] = numerics::add(numerics::mul(rows.l[i], rows.correction[i]),
                                   s.sum_unrounded ? rows.sum[i] : numerics::mul(rows.sum[i], unit));
+    if (s.reference == numerics::RowReference::tilesum) free_rows(s, t, tile, document.length, rows);
     accumulate(
         s.accumulator, {b.sum0, t.queries, s.head_dim, rows.seen, rows.correction}, {b.p, 1, kTile}, {b.v, s.head_dim}, t.keys,
         interval, b.part, [&rows](int i, int) { return rows.reference[i]; },

@@ -31,67 +31,31 @@ static void greatest_scores(const TileShape& t, const float* y, TileRows& rows) 
 /// The maximum as a float; 0 where there is nothing but NaN.
 FLAMIA_FN float greatest_of(std::int32_t order) { return order == INT32_MIN ? 0.f : from_ordered(order); }
 
-/// sum[i] = sum of the codes E4M3(exp2(t - m + B)) of the visible keys, NaN skipped. Exact where it decides anything.
-static void code_sums(const Settings& s, const TileShape& t, const float* y, TileRows& rows, float* sum) {
-  for (int i = 0; i < t.width; ++i) sum[i] = 0.f;
-  for (int j = 0; j < t.keys; ++j) {
-    probabilities(s, j, y + j * kTile, rows.rho, rows.m, static_cast<float>(s.code_exponent), t.width, rows.lane);
-    round_lanes(s.p_first.element, rows.lane, rows.lane, t.width);
-    for (int i = 0; i < t.width; ++i) {
-      const bool counts = (i >= rows.first[j]) & (i < rows.last[j]) & !numerics::is_nan(rows.lane[i]);
-      sum[i] = numerics::add(sum[i], counts ? rows.lane[i] : 0.f);
-    }
-  }
-}
-
 /// Where the maximum of a tile puts a careful row's reference.
 FLAMIA_FN float careful_reference(const TileRows& rows, int i, float m) {
   const float x = greatest_of(rows.greatest[i]);
   return rows.fresh[i] ? numerics::careful_first(x) : numerics::careful_next(m, x);
 }
 
-static void move_tilesum(const Settings& s, const TileShape& t, std::int64_t key_tile, std::int64_t document_length, const float* y,
-                         TileRows& rows) {
-  alignas(64) float old[kTile], total[kTile];
-  for (int i = 0; i < t.width; ++i) {
-    old[i] = rows.m[i];
-    if (!rows.seen[i]) continue;
-    rows.m[i] = numerics::add(rows.m[i], static_cast<float>(rows.rise[i]));
-    rows.rise[i] = 0;
-    if (rows.careful[i]) rows.m[i] = careful_reference(rows, i, rows.m[i]);
-  }
-  code_sums(s, t, y, rows, total);
-  bool rejected = false;
-  for (int i = 0; i < t.width; ++i) {
-    if (!rows.seen[i] || rows.careful[i] || total[i] < numerics::kTileSumLimit) continue;
-    rejected = true;
-    rows.careful[i] = 1;
-    rows.m[i] = careful_reference(rows, i, rows.m[i]);
-  }
-  if (rejected) code_sums(s, t, y, rows, total);
+static void move_tilesum(const TileShape& t, TileRows& rows) {
   for (int i = 0; i < t.width; ++i) {
     rows.correction[i] = 1.f;
     if (!rows.seen[i]) continue;
-    rows.correction[i] = numerics::rescale(old[i], rows.m[i], rows.fresh[i] != 0);
+    const float old = rows.m[i];
+    rows.m[i] = numerics::add(old, static_cast<float>(rows.rise[i]));
+    rows.rise[i] = 0;
+    if (rows.careful[i]) rows.m[i] = careful_reference(rows, i, rows.m[i]);
+    rows.correction[i] = numerics::rescale(old, rows.m[i], rows.fresh[i] != 0);
     rows.fresh[i] = 0;
-    if (!rows.careful[i]) continue;
-    const schedule::Interval keys = schedule::visible_keys(s.reach, t.q0 + i, document_length);
-    const std::int64_t first_tile = (keys.end - 1) / kTile;
-    if (keys.begin / kTile == key_tile || !numerics::may_free(key_tile, first_tile)) continue;
-    const float before = numerics::mul(numerics::mul(rows.l[i], rows.correction[i]), numerics::pow2(s.code_exponent));
-    rows.rise[i] = numerics::tilesum_rise(rows.m[i], total[i], numerics::add(before, total[i]), rows.seen[i],
-                                          first_tile - key_tile >= numerics::kSettledTiles);
-    rows.careful[i] = rows.rise[i] == 0;
   }
 }
 
 }  // namespace detail
 
 /// Moves rows.m for the rows that see a key of the tile; rows.correction = 2^(m_old - m_new), 1 for the others, 0 for a row's first tile.
-static void move_reference(const Settings& s, const TileShape& t, std::int64_t key_tile, std::int64_t document_length,
-                           const float* y, TileRows& rows) {
+static void move_reference(const Settings& s, const TileShape& t, const float* y, TileRows& rows) {
   detail::greatest_scores(t, y, rows);
-  if (s.reference == numerics::RowReference::tilesum) return detail::move_tilesum(s, t, key_tile, document_length, y, rows);
+  if (s.reference == numerics::RowReference::tilesum) return detail::move_tilesum(t, rows);
   for (int i = 0; i < t.width; ++i) {
     rows.correction[i] = 1.f;
     if (!rows.seen[i]) continue;
@@ -101,6 +65,35 @@ static void move_reference(const Settings& s, const TileShape& t, std::int64_t k
     rows.m[i] = numerics::add(rows.fresh[i] ? numerics::phase32_first(x) : numerics::phase32_next(old, x), 0.f);
     rows.correction[i] = numerics::rescale(old, rows.m[i], rows.fresh[i] != 0);
     rows.fresh[i] = 0;
+  }
+}
+
+/// tilesum, once the tile's codes are made and summed (rows.sum): free rows whose sum is too great are careful again, and m and the
+/// correction follow. Returns whether there are any: then the codes are to be made once more.
+static bool reject_free_rows(const TileShape& t, TileRows& rows) {
+  bool rejected = false;
+  for (int i = 0; i < t.width; ++i) {
+    if (!rows.seen[i] || rows.careful[i] || !(rows.sum[i] >= numerics::kTileSumLimit)) continue;
+    const float old = rows.m[i];
+    rows.m[i] = detail::careful_reference(rows, i, old);
+    rows.correction[i] = numerics::mul(rows.correction[i], numerics::rescale(old, rows.m[i], false));
+    rows.careful[i] = 1;
+    rejected = true;
+  }
+  return rejected;
+}
+
+/// tilesum, after the tile: careful rows that are flat or settled are free from the next one on. rows.l holds the tile.
+static void free_rows(const Settings& s, const TileShape& t, std::int64_t key_tile, std::int64_t document_length, TileRows& rows) {
+  for (int i = 0; i < t.width; ++i) {
+    if (!rows.seen[i] || !rows.careful[i]) continue;
+    const schedule::Interval keys = schedule::visible_keys(s.reach, t.q0 + i, document_length);
+    const std::int64_t first_tile = (keys.end - 1) / kTile;
+    if (keys.begin / kTile == key_tile || !numerics::may_free(key_tile, first_tile)) continue;
+    const float total = numerics::mul(rows.l[i], numerics::pow2(s.code_exponent));
+    rows.rise[i] =
+        numerics::tilesum_rise(rows.m[i], rows.sum[i], total, rows.seen[i], first_tile - key_tile >= numerics::kSettledTiles);
+    rows.careful[i] = rows.rise[i] == 0;
   }
 }
 
