@@ -239,10 +239,11 @@ __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Conf
   const Window window{params.window_left, params.window_right};
   const int first_query = work.first + Config::kRowsPerConsumer * self.group;
   const TileRange all = tile_range(window, work.first, Config::kQueryTile, work.length);
-  const TileRange own = tile_range(window, first_query, Config::kRowsPerConsumer, work.length);
+  const TileRange own =  // in front of the document counts as behind it: nothing
+      tile_range(window, first_query < 0 ? work.length : first_query, Config::kRowsPerConsumer, work.length);
   std::uint64_t* const query_free = &storage.query_free[self.query.slot];
 
-  if (own.last < own.first) {  // the warpgroup's queries lie past the document's end
+  if (own.last < own.first) {  // the warpgroup's queries lie outside the document
     if (self.warp == 0) {
       ptx::barrier_wait(&storage.query_ready[self.query.slot], self.query.parity);
       if (self.elected()) ptx::barrier_arrive_many(query_free, kWarpsPerConsumer);

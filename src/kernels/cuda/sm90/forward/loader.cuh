@@ -34,7 +34,8 @@ __device__ __forceinline__ void schedule(const ForwardParams& params, Storage<Co
       const Ticket decoded = decode_ticket(ticket, items, params.query_heads, params.heads_per_group);
       const WorkItem item = params.items[decoded.item];
       const Document document = params.documents[item.document];
-      work = {document.slot_start, document.token_start, document.length, item.first, decoded.head, decoded.head / group, {}};
+      const int first_query = aligned_first(item.first, document.length, Config::kRowsPerConsumer, Config::kConsumers);
+      work = {document.slot_start, document.token_start, document.length, first_query, decoded.head, decoded.head / group, {}};
     }
     storage.work[ring.slot] = work;
     ptx::barrier_arrive(&storage.work_ready[ring.slot]);
@@ -60,20 +61,21 @@ __device__ __forceinline__ void copy_queries(const ForwardParams& params, Storag
                                              const Work& work, int lane) {
   constexpr int per_lane = Config::kQueryTile / 32;
   const std::int64_t row = work.head * params.slots + work.slot_start + work.first;
+  const int absent = max(0, -work.first);  // rows in front of the document: whole groups
   std::uint8_t exponents[per_lane];
 #pragma unroll
-  for (int i = 0; i < per_lane; ++i) exponents[i] = __ldg(params.query_exponents + row + 32 * i + lane);
+  for (int i = 0; i < per_lane; ++i) exponents[i] = 32 * i < absent ? 0 : __ldg(params.query_exponents + row + 32 * i + lane);
 
   const std::uint32_t slot = state.query.slot;
   ptx::barrier_wait_patiently(&storage.query_free[slot], state.query.parity ^ 1, kCopyNap);
   if (lane == 0) {
-    ptx::bulk_copy(storage.query[slot], params.query_codes + row * Config::kHeadDim, Config::kQueryBytes,
-                   &storage.query_ready[slot]);
+    ptx::bulk_copy(storage.query[slot] + absent * Config::kHeadDim, params.query_codes + (row + absent) * Config::kHeadDim,
+                   Config::kQueryBytes - absent * Config::kHeadDim, &storage.query_ready[slot]);
   }
 #pragma unroll
   for (int i = 0; i < per_lane; ++i) storage.query_scale[slot][32 * i + lane] = query_scale(params.softmax_scale, exponents[i]);
   if (lane == 0)  // every lane arrives for the scales that it wrote
-    ptx::barrier_arrive_expect(&storage.query_ready[slot], Config::kQueryBytes);
+    ptx::barrier_arrive_expect(&storage.query_ready[slot], Config::kQueryBytes - absent * Config::kHeadDim);
   else
     ptx::barrier_arrive(&storage.query_ready[slot]);
   __syncwarp();

@@ -29,6 +29,13 @@ FLAMIA_LAYOUT_FN TileRange tile_range(Window window, int first_query, int count,
   return {window.first_key(first_query) / kKeyTile, window.last_key(last_query, length) / kKeyTile};
 }
 
+/// A document's items are aligned to its end: the one that is not full, in groups of `rows` queries, is the first, which has the fewest keys
+/// (causal). Position of an item whose place in the list of whole items is `first`; negative for an item that is not full.
+FLAMIA_LAYOUT_FN int aligned_first(int first, int length, int rows, int groups_per_item) {
+  const int groups = (length + rows - 1) / rows, missing = (groups_per_item - groups % groups_per_item) % groups_per_item;
+  return first - missing * rows;
+}
+
 /// Tickets run over groups of heads, in a group over the items, in an item over the heads of the group: the keys and values of a group
 /// stay in the L2 cache while its items, dearest first, are worked off.
 struct Ticket {
