@@ -43,7 +43,7 @@ TEST_F(GpuGradients, AgreeWithTheCpu) {
     for (const Shape& shape : shapes()) {
       const Input in = normal_input(shape, fresh_seed() + static_cast<std::uint32_t>(n));
       const Result cpu = cpu_training(in, name);
-      for (const bool deterministic : orders(recipe(name))) {
+      for (const bool deterministic : {false, true}) {
         const TrainingOptions options{deterministic, n++ % 4 < 2 ? DType::f32 : DType::bf16};
         SCOPED_TRACE(std::string(name) + ", first length " + std::to_string(shape.lengths[0]) + ", window " +
                      std::to_string(shape.mask.left) + "," + std::to_string(shape.mask.right) + ", dim " +
@@ -62,7 +62,7 @@ TEST_F(GpuGradients, AgreeWithTheCpuOfTheSameAccumulator) {
   for (const char* name :
        {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 ds=bf16", "mxfp8-exact ds=bf16", "mxfp8-exact ref=phase32"}) {
     const Input in = normal_input({{200, 131}, 2, 1, 128, {true, -1, -1}, 0}, fresh_seed());
-    const TrainingOptions options{orders(recipe(name)).back(), DType::f32};
+    const TrainingOptions options{true, DType::f32};
     expect_below(gradient_errors(gpu_training(in, recipe(name), options), cpu_training(in, std::string(name) + " acc=hopper13")),
                  kModelParity, &worst);
   }
@@ -108,7 +108,7 @@ TEST_F(GpuGradients, FuzzedPackings) {
     const char* const name = std::array{"mxfp8", "mxfp8-exact", "mxfp8 ds=bf16", "mxfp8-exact ds=bf16"}[i % 4];
     SCOPED_TRACE("packing " + std::to_string(i) + " " + name + ", " + std::to_string(in.problem.tokens) + " tokens, window " +
                  std::to_string(shape.mask.left) + "," + std::to_string(shape.mask.right));
-    const TrainingOptions options{random() % 2 == 0 && orders(recipe(name)).back(), random() % 2 == 0 ? DType::f32 : DType::bf16};
+    const TrainingOptions options{random() % 2 == 0, random() % 2 == 0 ? DType::f32 : DType::bf16};
     const Result gpu = gpu_training(in, recipe(name), options), cpu = cpu_training(in, name);
     // few pairs: one code at a rounding border weighs more, so the bar is wider than for whole tiles
     expect_below(gradient_errors(gpu, cpu, 0.02), in.problem.tokens < 200 ? 5e-2 : 3e-2, &worst);
@@ -121,7 +121,7 @@ TEST_F(GpuGradients, FuzzedPackings) {
 TEST_F(GpuGradients, RepeatBitForBit) {
   const Input in = normal_input({{700, 33, 1, 512, 90, 1500}, 4, 2, 128, {true, -1, -1}, 0}, fresh_seed());
   for (const char* name : {"mxfp8", "mxfp8-exact", "mxfp8 ds=bf16", "mxfp8-exact ds=bf16"})
-    for (const bool deterministic : orders(recipe(name))) {
+    for (const bool deterministic : {false, true}) {
       GpuTraining call(in.problem, recipe(name), {deterministic, DType::f32});
       Result first;
       for (int i = 0; i < 100; ++i) {
@@ -136,18 +136,6 @@ TEST_F(GpuGradients, RepeatBitForBit) {
         }
       }
     }
-}
-
-TEST_F(GpuGradients, NoOrderWithDsInBf16) {
-  PlanOptions options;
-  options.device = Device::cuda, options.deterministic = true;
-  const Input in = normal_input({{300}, 2, 2, 128, {true, -1, -1}, 0}, 1);
-  Plan plan;
-  const Status status = Plan::create(in.problem, recipe("mxfp8 ds=bf16"), options, &plan);
-  EXPECT_EQ(status.code(), StatusCode::unsupported) << status.message();
-  EXPECT_NE(status.message().find("ds=e4m3"), std::string::npos) << status.message();
-  options.training = false;  // the forward pass has no dQ
-  EXPECT_TRUE(Plan::create(in.problem, recipe("mxfp8 ds=bf16"), options, &plan).ok());
 }
 
 /// The window that made the order of cost run against the order of keys.

@@ -144,8 +144,8 @@ void check_case(const char* name, const Shape& shape, std::uint64_t seed) {
   const Inputs in = draw_inputs(p, seed);
   load<kHeadDim>(p, in, o, t);
   pair_values<<<1024, 128>>>(s, p.query, p.key, p.value, p.gradient, t, p.reference, p.d_prime, probability, ds);
-  query_reference<<<512, 64>>>(s, p.key, p.gradient, ds, dq, pass == Pass::ds16);
-  key_reference<<<512, 64>>>(s, p.query, p.gradient, probability, ds, dk, dv, pass == Pass::ds16);
+  query_reference<<<512, 64>>>(s, p.key, p.gradient, ds, dq, is_ds16());
+  key_reference<<<512, 64>>>(s, p.query, p.gradient, probability, ds, dk, dv, is_ds16());
   finish_rows<<<64, 64>>>(dq, nq / kHeadDim, kHeadDim, s.scale, shape.config.rotated);
   finish_rows<<<64, 64>>>(dk, nk / kHeadDim, kHeadDim, s.scale, shape.config.rotated);
   CHECK(cudaDeviceSynchronize());
@@ -202,7 +202,7 @@ void check_case(const char* name, const Shape& shape, std::uint64_t seed) {
       iq.worst_row, static_cast<long long>(repeats), static_cast<long long>(q_repeats));
   expect(q.relative < 2e-2 && k.relative < 2e-2 && v.relative < 1.5e-2, "errors against the recipe");
   expect(q.worst_row < 0.3 && k.worst_row < 0.3 && v.worst_row < 0.3, "worst row against the recipe");
-  expect(repeats == 0 && (pass != Pass::split || q_repeats == 0), "repetition");
+  expect(repeats == 0 && (!is_split() || q_repeats == 0), "repetition");
   for (void* x : {static_cast<void*>(t), static_cast<void*>(o), static_cast<void*>(probability), static_cast<void*>(ds),
                   static_cast<void*>(ideal), static_cast<void*>(dq), static_cast<void*>(dk), static_cast<void*>(dv)})
     CHECK(cudaFree(x));
@@ -257,7 +257,7 @@ void check_exactness(const Shape& shape, std::uint64_t seed) {
                 static_cast<long long>(moved));
     expect(others == 0 && moved > 0, "isolation of documents");
     if (shape.config.scale_group == ScaleGroup::token)
-      expect((leak == 0 || pass != Pass::split) && back == 0, "exactness");  // the fused passes add in any order
+      expect((leak == 0 || !is_split()) && back == 0, "exactness");  // the fused passes add in any order
   }
   // One element of V and of dO is NaN: who sees it is NaN, nobody else changes.
   Inputs changed = in;
@@ -275,7 +275,7 @@ void check_exactness(const Shape& shape, std::uint64_t seed) {
   const std::int64_t spread = different(base.q, flagged.q, [&](std::int64_t i) { return !touched(i) || i / q_row < block; });
   std::printf("  NaN in V: %lld elements that see it stay finite, %lld others change\n", static_cast<long long>(finite),
               static_cast<long long>(spread));
-  expect(finite == 0 && (spread == 0 || pass != Pass::split), "flagged token");
+  expect(finite == 0 && (spread == 0 || !is_split()), "flagged token");
   CHECK(cudaFree(t));
   CHECK(cudaFree(o));
   release(p);

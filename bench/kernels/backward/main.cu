@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks and times the Hopper backward passes. Modes: check [seed], time, all (default), one <workload>; then fused, split or ds16 (default: all).
+// Checks and times the Hopper backward passes. Modes: check [seed], time, all (default), one <workload>; then fused, split, ds16 or ds16_split
+// (default: all).
 #include <random>
 
 #include "check.cuh"
@@ -63,7 +64,7 @@ void time_all(const std::vector<Pass>& passes, const char* only) {
       one("token uniform", ScaleGroup::token, PartialFormat::f16, 0);
       if (w.lengths[0] != 16384) continue;
       one("block mixed 1 in 8", ScaleGroup::block, PartialFormat::f16, 8);
-      if (which != Pass::split) one("block f32 uniform", ScaleGroup::block, PartialFormat::f32, 0);
+      if (which == Pass::fused || which == Pass::ds16) one("block f32 uniform", ScaleGroup::block, PartialFormat::f32, 0);
     }
   }
 }
@@ -74,9 +75,10 @@ int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "all";
   const std::string last = argc > 2 ? argv[argc - 1] : "";
   std::vector<Pass> passes;
-  for (const auto& [name, which] : {std::pair{"split", Pass::split}, {"fused", Pass::fused}, {"ds16", Pass::ds16}})
+  for (const auto& [name, which] :
+       {std::pair{"split", Pass::split}, {"fused", Pass::fused}, {"ds16", Pass::ds16}, {"ds16_split", Pass::ds16_split}})
     if (last == name) passes = {which};
-  if (passes.empty()) passes = {Pass::split, Pass::fused, Pass::ds16};
+  if (passes.empty()) passes = {Pass::split, Pass::fused, Pass::ds16, Pass::ds16_split};
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   cudaDeviceProp device;
   CHECK(cudaGetDeviceProperties(&device, 0));
@@ -85,7 +87,7 @@ int main(int argc, char** argv) {
     const std::uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 0;
     for (const Pass which : passes) {
       pass = which;
-      std::printf("%s pass\n", which == Pass::split ? "split" : which == Pass::ds16 ? "ds16" : "fused");
+      std::printf("%s pass\n", name_of(which));
       check_all(seed != 0 ? seed : std::random_device{}());
     }
     std::printf("%d failures\n", failures);

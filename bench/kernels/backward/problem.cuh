@@ -53,8 +53,13 @@ __device__ inline float decode(std::uint8_t code) { return __half2float(__half(_
 __device__ inline std::uint8_t encode(float x) { return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3); }
 
 /// The passes under test: one kernel or two with dS in E4M3, one with dS in BF16.
-enum class Pass { fused, split, ds16 };
+enum class Pass { fused, split, ds16, ds16_split };
 inline Pass pass = Pass::fused;
+inline bool is_split() { return pass == Pass::split || pass == Pass::ds16_split; }
+inline bool is_ds16() { return pass == Pass::ds16 || pass == Pass::ds16_split; }
+inline const char* name_of(Pass which) {
+  return which == Pass::split ? "split" : which == Pass::ds16 ? "ds16" : which == Pass::ds16_split ? "ds16_split" : "fused";
+}
 
 struct Shape {
   std::vector<int> lengths;
@@ -197,7 +202,7 @@ void quantise(const Problem& p, const float* in, const float* divide, Operand ou
 inline Problem make_problem(const Shape& shape) {
   Problem p;
   p.shape = shape;
-  p.shape.config.ds = pass == Pass::ds16 ? DsFormat::bf16 : DsFormat::e4m3;
+  p.shape.config.ds = is_ds16() ? DsFormat::bf16 : DsFormat::e4m3;
   std::vector<std::int32_t> document_of;
   std::vector<WorkItem> items;
   for (std::size_t d = 0; d < shape.lengths.size(); ++d) {
@@ -248,7 +253,7 @@ inline Problem make_problem(const Shape& shape) {
   b.query_rows = p.query.rows, b.query_transposed = p.query.transposed, b.query_exponents = p.query.exponents;
   b.gradient_rows = p.gradient.rows, b.gradient_transposed = p.gradient.transposed, b.gradient_exponents = p.gradient.exponents;
   b.key_rows = p.key.rows, b.key_transposed = p.key.transposed, b.key_exponents = p.key.exponents;
-  if (pass == Pass::ds16) {
+  if (is_ds16()) {
     b.query_transposed = b.key_transposed = nullptr;
     b.query_rows16 = p.query.rows16, b.key_rows16 = p.key.rows16;
   }
@@ -284,7 +289,7 @@ inline void run(const Problem& p) {
   CHECK(cudaMemsetAsync(b.d_query, 0xFF, p.query_elements() * p.gradient_bytes()));
   CHECK(cudaMemsetAsync(b.d_key, 0xFF, p.key_elements() * p.gradient_bytes()));
   CHECK(cudaMemsetAsync(b.d_value, 0xFF, p.key_elements() * p.gradient_bytes()));
-  if (pass == Pass::split) {
+  if (is_split()) {
     CHECK(launch_split_backward(b, p.shape.config, nullptr));
   } else {
     CHECK(launch_backward(b, p.shape.config, nullptr));

@@ -51,7 +51,7 @@ struct Part {
 inline std::vector<Part> parts_of(const Problem& p) {
   const BackwardParams b = p.params;
   const BackwardConfig c = p.shape.config;
-  if (pass == Pass::split) {
+  if (is_split()) {
     return {{"prepare", [=] { return launch_split_prepare(b, c, nullptr); }},
             {"dQ", [=] { return launch_split_query_gradient(b, c, nullptr); }},
             {"dK dV", [=] { return launch_split_key_gradients(b, c, nullptr); }}};
@@ -183,7 +183,7 @@ inline void print_timing(const char* name, const char* variant, const Shape& sha
   CHECK(cudaGetDevice(&device));
   CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
   const double steps = steps_of_workload(shape) / multiprocessors;
-  std::printf("%-16s %-5s %-22s", name, pass == Pass::split ? "split" : pass == Pass::ds16 ? "ds16" : "fused", variant);
+  std::printf("%-16s %-10s %-22s", name, name_of(pass), variant);
   double sum = 0;
   for (std::size_t k = 0; k < names.size(); ++k) {
     std::printf(" %s %.3f", names[k], t.burst[k]);

@@ -17,12 +17,6 @@ struct TrainingOptions {
   DType gradients = DType::f32;
 };
 
-/// Whether dQ can be summed in order: with dS in BF16 the GPU adds it in any.
-inline std::vector<bool> orders(const Recipe& recipe) {
-  if (recipe.d_s.first.element == Element::bf16) return {false};
-  return {false, true};
-}
-
 class GpuTraining {
  public:
   GpuTraining(const Problem& problem, const Recipe& recipe, TrainingOptions options = {})

@@ -36,10 +36,6 @@ Status check(const Problem& problem, const Recipe& recipe, const PlanOptions& op
   if (Status s = recipe::can_run(recipe, plan::Architecture::sm_90, problem.head_dim, options.training); !s.ok()) return s;
   if (Status s = schedule::gpu::check(forward_shape(problem, hopper_form(recipe))); !s.ok()) return s;
   if (options.training) {
-    if (options.deterministic && hopper_form(recipe).ds == sm90::DsFormat::bf16)
-      return Status::unsupported(
-          "deterministic: with dS in BF16 (ds=bf16) the backward pass on a GPU adds dQ in any order; take ds=e4m3, or leave "
-          "deterministic");
     if (Status s = schedule::gpu::check(backward_shape(problem)); !s.ok()) return s;
   }
   return check_device();

@@ -9,13 +9,17 @@
 
 namespace flamia::sm90::ds16 {
 
-template <int kHeadDim_, ScaleGroup kScaleGroup_, PartialFormat kPartials_, bool kRecordCodes_>
+/// What the kernel makes: every gradient, or dK and dV alone (deterministic mode: query_kernel.cuh makes dQ).
+enum class Makes { all, key_gradients };
+
+template <int kHeadDim_, ScaleGroup kScaleGroup_, PartialFormat kPartials_, bool kRecordCodes_, Makes kMakes_ = Makes::all>
 struct Config {
   static_assert(kHeadDim_ == 64 || kHeadDim_ == 128);
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr ScaleGroup kScaleGroup = kScaleGroup_;
   static constexpr PartialFormat kPartials = kPartials_;
   static constexpr bool kRecordCodes = kRecordCodes_;
+  static constexpr bool kQueryGradients = kMakes_ == Makes::all;
   using Record = RowRecord<kScaleGroup>;
 
   // Roles: two consumer warpgroups own 64 keys each (their dK and dV stay in registers) and half the channels of dQ; three

@@ -175,7 +175,8 @@ struct Consumer {
           gain[(u + 1) % 2] = four_of(u < 1 ? gains.first.x : gains.second);
       }
       make_gradient<Record::kPerToken>(step.x, step.y, step.ds, u, value, gain[u % 2], offset.of[u]);
-      ptx::store_matrices(to ^ (32 * u), step.ds[4 * u], step.ds[4 * u + 1], step.ds[4 * u + 2], step.ds[4 * u + 3]);
+      if constexpr (Config::kQueryGradients)
+        ptx::store_matrices(to ^ (32 * u), step.ds[4 * u], step.ds[4 * u + 1], step.ds[4 * u + 2], step.ds[4 * u + 3]);
     }
   }
 

@@ -13,4 +13,14 @@ cudaError_t launch_prepare(const BackwardParams& params, const BackwardConfig& c
 template <int kHeadDim, ScaleGroup kScaleGroup>
 cudaError_t launch_gradients(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream);
 
+/// The same kernel for dK and dV alone.
+template <int kHeadDim, ScaleGroup kScaleGroup>
+cudaError_t launch_key_gradients(const BackwardParams& params, const BackwardConfig& config, int multiprocessors,
+                                 cudaStream_t stream);
+
+/// query_kernel.cuh's kernel of dQ alone.
+template <int kHeadDim, ScaleGroup kScaleGroup>
+cudaError_t launch_query_gradient(const BackwardParams& params, const BackwardConfig& config, int multiprocessors,
+                                  cudaStream_t stream);
+
 }  // namespace flamia::sm90::ds16

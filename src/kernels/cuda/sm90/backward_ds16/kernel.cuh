@@ -3,7 +3,7 @@
 // 128 keys of a key head; its steps are 64 queries each, of the query heads of the group one after the other.
 #pragma once
 #include "../../ptx/registers.cuh"
-#include "consumer.cuh"
+#include "key_consumer.cuh"
 #include "producer.cuh"
 
 namespace flamia::sm90::ds16 {
@@ -46,7 +46,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (thread == 64) producer.schedule();
   } else {
     ptx::take_registers<Config::kConsumerRegisters>();
-    consume<Config>(params, storage, format, rotated, warpgroup);
+    if constexpr (Config::kQueryGradients)
+      consume<Config>(params, storage, format, rotated, warpgroup);
+    else
+      consume_keys<Config>(params, storage, format, rotated, warpgroup);
   }
 }
 

@@ -34,4 +34,15 @@ cudaError_t launch_gradients(const BackwardParams& params, const BackwardConfig&
              : launch_partials<kHeadDim, kScaleGroup, PartialFormat::f32>(params, config, multiprocessors, stream);
 }
 
+/// dK and dV alone. There are no partial sums, so their format does not matter.
+template <int kHeadDim, ScaleGroup kScaleGroup>
+cudaError_t launch_key_gradients(const BackwardParams& params, const BackwardConfig& config, int multiprocessors,
+                                 cudaStream_t stream) {
+  constexpr auto partials = PartialFormat::f32;
+  return config.record_codes
+             ? launch<Config<kHeadDim, kScaleGroup, partials, true, Makes::key_gradients>>(params, config, multiprocessors, stream)
+             : launch<Config<kHeadDim, kScaleGroup, partials, false, Makes::key_gradients>>(params, config, multiprocessors,
+                                                                                            stream);
+}
+
 }  // namespace flamia::sm90::ds16

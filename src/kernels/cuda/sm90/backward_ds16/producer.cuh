@@ -105,7 +105,7 @@ struct Producer {
       if ((step.flags & backward::kEnd) != 0) break;
       ptx::barrier_arrive(&storage.early_free[now.slot]);
       copy_gradients(late, storage.sums[count % Config::kSumSlots], step);
-      if ((step.flags & kFirstOfItem) != 0) copy_key16(++item);
+      if (Config::kQueryGradients && (step.flags & kFirstOfItem) != 0) copy_key16(++item);
     }
   }
 
@@ -138,7 +138,7 @@ struct Producer {
     ptx::bulk_copy(stage.gradient, params.gradient_rows + at, Config::kStepBytes, ready);
   }
   __device__ __forceinline__ void copy_gradients(Ring<Config::kLateStages> late, SumInfo& sums, const StepInfo& step) const {
-    constexpr bool scaled = Config::kPartials == PartialFormat::f16;
+    constexpr bool scaled = Config::kQueryGradients && Config::kPartials == PartialFormat::f16;
     LateStage<Config>& stage = storage.late[late.slot];
     std::uint64_t* const ready = &storage.late_ready[late.slot];
     const std::int64_t at = static_cast<std::int64_t>(step.row) * Config::kHeadDim;

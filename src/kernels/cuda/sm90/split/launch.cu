@@ -2,6 +2,7 @@
 // The public entry of the split backward pass: what is checked, and which compiled instance serves a configuration.
 #include "../backward/checks.hpp"
 #include "../backward/instances.hpp"
+#include "../backward_ds16/instances.hpp"
 #include "instances.hpp"
 
 namespace flamia::sm90 {
@@ -10,8 +11,8 @@ namespace {
 using namespace split;
 
 bool valid(const BackwardParams& p, const BackwardConfig& config) {
-  return config.ds == DsFormat::e4m3 && backward::has_shape(p, config) && backward::has_operands(p, config) &&
-         backward::has_work(p) && backward::has_records(p, config) && backward::has_results(p);
+  return backward::has_shape(p, config) && backward::has_operands(p, config) && backward::has_work(p) &&
+         backward::has_records(p, config) && backward::has_results(p);
 }
 
 template <class Launch>
@@ -22,34 +23,45 @@ cudaError_t checked(const BackwardParams& params, const BackwardConfig& config, 
   return launch(multiprocessors);
 }
 
+/// launch<head dim, scale group>() of the configuration.
+template <class Launch>
+cudaError_t dispatch(const BackwardConfig& config, Launch launch) {
+  const bool block = config.scale_group == ScaleGroup::block;
+  if (config.head_dim == 128)
+    return block ? launch.template operator()<128, ScaleGroup::block>() : launch.template operator()<128, ScaleGroup::token>();
+  return block ? launch.template operator()<64, ScaleGroup::block>() : launch.template operator()<64, ScaleGroup::token>();
+}
+
 }  // namespace
 
 cudaError_t launch_split_prepare(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream) {
-  return checked(params, config,
-                 [&](int multiprocessors) { return backward::launch_prepare(params, false, multiprocessors, stream); });
+  return checked(params, config, [&](int multiprocessors) {
+    if (config.ds == DsFormat::bf16) {
+      BackwardConfig unscaled = config;
+      unscaled.partials = PartialFormat::f32;  // nobody reads a pre-scale
+      return ds16::launch_prepare(params, unscaled, multiprocessors, stream);
+    }
+    return backward::launch_prepare(params, false, multiprocessors, stream);
+  });
 }
 
 cudaError_t launch_split_query_gradient(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream) {
   return checked(params, config, [&](int multiprocessors) {
-    const bool block = config.scale_group == ScaleGroup::block;
-    if (config.head_dim == 128) {
-      return block ? launch_query_gradient<128, ScaleGroup::block>(params, config, multiprocessors, stream)
-                   : launch_query_gradient<128, ScaleGroup::token>(params, config, multiprocessors, stream);
-    }
-    return block ? launch_query_gradient<64, ScaleGroup::block>(params, config, multiprocessors, stream)
-                 : launch_query_gradient<64, ScaleGroup::token>(params, config, multiprocessors, stream);
+    return dispatch(config, [&]<int kHeadDim, ScaleGroup kScaleGroup>() {
+      return config.ds == DsFormat::bf16
+                 ? ds16::launch_query_gradient<kHeadDim, kScaleGroup>(params, config, multiprocessors, stream)
+                 : launch_query_gradient<kHeadDim, kScaleGroup>(params, config, multiprocessors, stream);
+    });
   });
 }
 
 cudaError_t launch_split_key_gradients(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream) {
   return checked(params, config, [&](int multiprocessors) {
-    const bool block = config.scale_group == ScaleGroup::block;
-    if (config.head_dim == 128) {
-      return block ? launch_key_gradients<128, ScaleGroup::block>(params, config, multiprocessors, stream)
-                   : launch_key_gradients<128, ScaleGroup::token>(params, config, multiprocessors, stream);
-    }
-    return block ? launch_key_gradients<64, ScaleGroup::block>(params, config, multiprocessors, stream)
-                 : launch_key_gradients<64, ScaleGroup::token>(params, config, multiprocessors, stream);
+    return dispatch(config, [&]<int kHeadDim, ScaleGroup kScaleGroup>() {
+      return config.ds == DsFormat::bf16
+                 ? ds16::launch_key_gradients<kHeadDim, kScaleGroup>(params, config, multiprocessors, stream)
+                 : launch_key_gradients<kHeadDim, kScaleGroup>(params, config, multiprocessors, stream);
+    });
   });
 }
 

@@ -3,6 +3,7 @@
 // makes dQ, a tile of queries against all its keys; the other dK and dV, a tile of keys against all its queries. Seven products instead of
 // five, but no partial sums in memory: nothing to clear, no pass at the end, and every gradient is bit-repeatable.
 //
+// With dS in BF16 the kernels are those of ../backward_ds16: dQ by one of its own, dK and dV by the fused one without dQ.
 // It is what launch_backward() runs in deterministic mode. Parameters and recipe fields are those of the fused pass. Not used, and may be null:
 // dq_exponent, dq_partials; `partials` of the configuration does not count.
 #pragma once
