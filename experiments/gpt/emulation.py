@@ -59,7 +59,7 @@ def settings_of(text: str, scale: float, head_dim: int, mistakes: dict[str, str]
             raise NotImplementedError(f"recipe {text!r} has {what}, which the emulation does not compute")
     if mistakes.get("ds"):
         group = {"kind": "constant", "rows": 0, "columns": 0}
-        recipe["d_s"] = {use: recipe["d_s"][use] | {"group": group} for use in ("first", "second")}
+        recipe["d_s"] = {use: recipe["d_s"][use] | {"element": "e4m3", "group": group} for use in ("first", "second")}
     constant = recipe["p"]["first"]["group"]["kind"] in ("constant", "tensor")
     code_exponent = 8 if constant else 0
     return Settings(recipe, scale, recipe["rotate"] and head_dim in (64, 128), code_exponent, mistakes)

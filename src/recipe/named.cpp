@@ -31,7 +31,7 @@ constexpr Quantisation kConstantP{Element::e4m3, {Group::Kind::constant}};
 
 constexpr OperandPolicy both(Quantisation form) { return {form, form}; }
 
-/// dQ: one exponent per query row and key tile; dK: one per key and 64 queries.
+/// dS in E4M3. dQ: one exponent per query row and key tile; dK: one per key and 64 queries.
 constexpr OperandPolicy kTwoPayloads{e4m3(blocks(1, 128)), e4m3(blocks(64, 1))};
 
 /// Along the contraction of either product: 1 x n where that is the columns' axis, n x 1 where it is the rows'.
@@ -52,13 +52,13 @@ Recipe bf16() {
   return r;
 }
 
-/// E4M3 training: the six operands given, the rest as numerics.md §0 settles it for every recipe.
+/// E4M3 training: the operands given, dS rounded once to BF16, the rest as numerics.md §0 settles it for every recipe.
 Recipe fp8(OperandPolicy q, OperandPolicy k, OperandPolicy v, OperandPolicy d_out) {
   Recipe r;
   r.q = q, r.k = k, r.v = v, r.d_out = d_out;
   r.p = both(kConstantP);
   r.softmax.reference = RowReferenceRule::tilesum;
-  r.d_s = kTwoPayloads;
+  r.one_ds_payload = true;
   r.rotate = true;
   r.accumulation.dq_f16 = true;
   return r;
@@ -83,6 +83,7 @@ Recipe nvfp4_full() {
   r.p = columns_then_rows(16, [](Group group) { return nvfp4(group, ScaleRule::amax, 0x1p-11f); });
   r.softmax.reference = RowReferenceRule::phase32;  // P has scales of its own: no sum of codes proves that nothing saturated
   r.d_out = r.d_s = columns_then_rows(16, two_levels);
+  r.one_ds_payload = false;
   return r;
 }
 
@@ -111,9 +112,11 @@ Recipe sagebwd() {
 }
 
 /// One power of two per tensor, so that every tile of every operand has the same exponent. dS cannot be scaled by a maximum over all
-/// tiles in one pass: it keeps the two payloads.
+/// tiles in one pass: it has two payloads.
 Recipe fp8_tensor() {
   Recipe r = fp8(both(kTensor), both(kTensor), both(kTensor), both(kTensor));
+  r.d_s = kTwoPayloads;
+  r.one_ds_payload = false;
   r.rotate = false;
   return r;
 }
@@ -123,6 +126,7 @@ Recipe mxfp8_floor() {
   Recipe r =
       fp8(columns_then_rows(32, form), columns_then_rows(32, form), rows_then_columns(32, form), columns_then_rows(32, form));
   r.p = r.d_s = columns_then_rows(32, form);
+  r.one_ds_payload = false;
   r.softmax.reference = RowReferenceRule::phase32;
   r.rotate = false;
   return r;
@@ -164,7 +168,7 @@ Recipe sage3_exact() {
 std::span<const NamedRecipe> named_recipes() {
   static const NamedRecipe table[] = {
       {"bf16", "every operand in BF16: the baseline", "bf16", bf16()},
-      {"mxfp8", "E4M3, one power-of-two scale per 32 tokens, dS in two payloads (FLAMIA 8-bit, dS ours)", "mxfp8", mxfp8()},
+      {"mxfp8", "E4M3, one power-of-two scale per 32 tokens, dS in BF16 (FLAMIA 8-bit, dS ours)", "mxfp8", mxfp8()},
       {"mxfp8-exact",
        "as mxfp8, scaled per token with sticky K and V: no later token reaches a query, in packed rows too (FLAMIA exact, ours)",
        "mxfp8-exact", mxfp8_exact()},

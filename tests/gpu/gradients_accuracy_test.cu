@@ -50,7 +50,7 @@ TEST_F(GpuGradientsAccuracy, FourTimes4096) {
   constexpr double kBar = .9976;
   Input in = normal_input({{4096, 4096, 4096, 4096}, 16, 16, 128, {true, -1, -1}, 0}, fresh_seed());
   const Gradients64 exact = gradients64(in);
-  for (const char* name : {"mxfp8", "mxfp8-exact", "mxfp8 ds=bf16", "mxfp8-exact ds=bf16"}) {
+  for (const char* name : {"mxfp8", "mxfp8-exact", "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3"}) {
     const Means m = means(in, gpu_training(in, recipe(name), {false, DType::bf16}), exact);
     std::cout << "[ float64  ] " << name << ": " << m << std::endl;
     EXPECT_GE(m.d_q, kBar) << name;
@@ -72,7 +72,7 @@ TEST_F(GpuGradientsAccuracy, PromotionAt65536Queries) {
   };
   const Input in = make(65536);
   const Gradients64 exact = gradients64(in);
-  for (const char* name : {"mxfp8", "mxfp8-exact", "mxfp8 ds=bf16"}) {
+  for (const char* name : {"mxfp8", "mxfp8-exact", "mxfp8 ds=e4m3"}) {
     const Result got = gpu_training(in, recipe(name), {false, DType::f32});
     const Means m = means(in, got, exact);
     std::cout << "[ float64  ] " << name << ", 65,536 queries: relative L2 of dV " << relative_l2(got.d_v, exact.d_v) << "; " << m

@@ -128,7 +128,7 @@ TEST_P(GpuGradientsEdgeOf, AgreesWithTheCpuRowByRow) {
     }
 }
 INSTANTIATE_TEST_SUITE_P(Recipes, GpuGradientsEdgeOf,
-                         testing::Values("mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 ds=bf16", "mxfp8-exact ds=bf16"));
+                         testing::Values("mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3"));
 
 /// Control: rows that are off by a tenth, one that is gone, and another rounding do not pass.
 TEST_F(GpuGradientsEdge, RowErrorsNotice) {

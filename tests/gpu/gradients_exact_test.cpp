@@ -27,8 +27,8 @@ struct Named {
   Promise promise;
 };
 constexpr Named kRecipes[] = {{"mxfp8-exact", Promise::exact},         {"mxfp8-exact dq=f32", Promise::exact},
-                              {"mxfp8-exact ds=bf16", Promise::exact}, {"mxfp8", Promise::block},
-                              {"mxfp8 ds=bf16", Promise::block},       {"fp8-tensor", Promise::none}};
+                              {"mxfp8-exact ds=e4m3", Promise::exact}, {"mxfp8", Promise::block},
+                              {"mxfp8 ds=e4m3", Promise::block},       {"fp8-tensor", Promise::none}};
 
 /// Every recipe with both sets of kernels.
 struct Call {
@@ -191,7 +191,7 @@ TEST_P(GpuGradientsNan, ReachesExactlyWhoSeesIt) {
       EXPECT_GT(different_rows(clean, dirty, p, kStart, kStart + length, kAll), 0u);  // control: the NaN arrived
     }
 }
-INSTANTIATE_TEST_SUITE_P(Recipes, GpuGradientsNan, testing::Values("mxfp8-exact", "mxfp8-exact ds=bf16"));
+INSTANTIATE_TEST_SUITE_P(Recipes, GpuGradientsNan, testing::Values("mxfp8-exact", "mxfp8-exact ds=e4m3"));
 
 }  // namespace
 }  // namespace flamia::test

@@ -38,8 +38,8 @@ const std::vector<Shape>& shapes() {
 TEST_F(GpuGradients, AgreeWithTheCpu) {
   GradientErrors worst{0, 0, 0};
   int n = 0;
-  for (const char* name : {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 sticky=on", "mxfp8-exact dq=f32", "mxfp8 ds=bf16",
-                           "mxfp8-exact ds=bf16", "mxfp8 ds=bf16 dq=f32", "fp8-tensor ds=bf16", "mxfp8-exact ref=phase32"})
+  for (const char* name : {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 sticky=on", "mxfp8-exact dq=f32", "mxfp8 ds=e4m3",
+                           "mxfp8-exact ds=e4m3", "mxfp8 ds=e4m3 dq=f32", "fp8-tensor ds=bf16", "mxfp8-exact ref=phase32"})
     for (const Shape& shape : shapes()) {
       const Input in = normal_input(shape, fresh_seed() + static_cast<std::uint32_t>(n));
       const Result cpu = cpu_training(in, name);
@@ -60,7 +60,7 @@ TEST_F(GpuGradients, AgreeWithTheCpu) {
 TEST_F(GpuGradients, AgreeWithTheCpuOfTheSameAccumulator) {
   GradientErrors worst{0, 0, 0};
   for (const char* name :
-       {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 ds=bf16", "mxfp8-exact ds=bf16", "mxfp8-exact ref=phase32"}) {
+       {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3", "mxfp8-exact ref=phase32"}) {
     const Input in = normal_input({{200, 131}, 2, 1, 128, {true, -1, -1}, 0}, fresh_seed());
     const TrainingOptions options{true, DType::f32};
     expect_below(gradient_errors(gpu_training(in, recipe(name), options), cpu_training(in, std::string(name) + " acc=hopper13")),
@@ -105,7 +105,7 @@ TEST_F(GpuGradients, FuzzedPackings) {
     }
     const Input in = normal_input(shape, static_cast<std::uint32_t>(random()));
     if (in.problem.tokens == 0) continue;
-    const char* const name = std::array{"mxfp8", "mxfp8-exact", "mxfp8 ds=bf16", "mxfp8-exact ds=bf16"}[i % 4];
+    const char* const name = std::array{"mxfp8", "mxfp8-exact", "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3"}[i % 4];
     SCOPED_TRACE("packing " + std::to_string(i) + " " + name + ", " + std::to_string(in.problem.tokens) + " tokens, window " +
                  std::to_string(shape.mask.left) + "," + std::to_string(shape.mask.right));
     const TrainingOptions options{random() % 2 == 0, random() % 2 == 0 ? DType::f32 : DType::bf16};
@@ -120,7 +120,7 @@ TEST_F(GpuGradients, FuzzedPackings) {
 /// dK and dV always; dQ with `deterministic`, and within FP16's rounding without.
 TEST_F(GpuGradients, RepeatBitForBit) {
   const Input in = normal_input({{700, 33, 1, 512, 90, 1500}, 4, 2, 128, {true, -1, -1}, 0}, fresh_seed());
-  for (const char* name : {"mxfp8", "mxfp8-exact", "mxfp8 ds=bf16", "mxfp8-exact ds=bf16"})
+  for (const char* name : {"mxfp8", "mxfp8-exact", "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3"})
     for (const bool deterministic : {false, true}) {
       GpuTraining call(in.problem, recipe(name), {deterministic, DType::f32});
       Result first;

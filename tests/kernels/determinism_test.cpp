@@ -27,7 +27,7 @@ const char* const kRecipes[] = {"bf16",
                                 "hwfp4-direct",
                                 "fp8-head",
                                 "mxfp8 ds=32x32",
-                                "mxfp8-exact ds=bf16",
+                                "mxfp8-exact ds=e4m3",
                                 "mxfp8-exact ref=phase32",
                                 "mxfp8 ref=phase32 l=unrounded",
                                 "mxfp8 dq=f32"};

@@ -66,8 +66,8 @@ Input packed(std::uint32_t seed, Mask mask = {}, int group = 1) {
 TEST(Exactness, ExactRecipesChangeNoBit) {
   const std::uint32_t seed = fresh_seed() + 20;
   for (const char* text : {"mxfp8-exact", "mxfp8-exact ref=phase32", "mxfp8-exact ds=row32", "mxfp8-exact dk=64x32",
-                           "mxfp8-exact ds=bf16", "mxfp8-exact ds=bf16 dq=f32", "mxfp8-exact dq=f32", "mxfp8-exact sticky=off",
-                           "nvfp4-exact", "nvfp4-exact ds=bf16", "sage3-exact", "bf16"}) {
+                           "mxfp8-exact ds=e4m3", "mxfp8-exact ds=e4m3 dq=f32", "mxfp8-exact dq=f32", "mxfp8-exact sticky=off",
+                           "nvfp4-exact", "nvfp4-exact ds=e4m3", "sage3-exact", "bf16"}) {
     const Input in = packed(seed);
     for (const std::int64_t cut : {70, 200})
       for (const float factor : kFactors) {
@@ -89,7 +89,7 @@ TEST(Exactness, HoldsForWindowsAndGroupedHeads) {
       const std::int64_t reach = mask.causal ? 0 : mask.right;
       for (const std::int64_t cut : {70, 200})
         for (const float factor : {1024.f, static_cast<float>(NAN)}) {
-          const Changes c = amplify(in, recipe(group == 1 ? "nvfp4-exact" : "mxfp8-exact ds=bf16"), cut,
+          const Changes c = amplify(in, recipe(group == 1 ? "nvfp4-exact" : "mxfp8-exact ds=e4m3"), cut,
                                     std::max<std::int64_t>(0, cut + 1 - reach), cut + reach, factor);
           EXPECT_EQ(c.inside() + c.back() + c.elsewhere, 0u)
               << "window " << mask.left << "," << mask.right << " group " << group << " cut " << cut << " factor " << factor;
@@ -99,7 +99,7 @@ TEST(Exactness, HoldsForWindowsAndGroupedHeads) {
 
 TEST(Exactness, TokenBlocksChangeNothingBeyondThemselves) {
   const Input in = packed(fresh_seed() + 22);
-  for (const char* name : {"mxfp8", "mxfp8 ds=bf16", "nvfp4"})
+  for (const char* name : {"mxfp8", "mxfp8 ds=e4m3", "nvfp4"})
     for (const std::int64_t cut : {70, 200})
       for (const float factor : kFactors) {
         const std::int64_t block = (cut + 1) / 32 * 32;  // the first changed token's block starts here
@@ -115,7 +115,7 @@ TEST(Exactness, ComparisonRecipesLeak) {
   for (const char* text :
        {"fp8-tensor", "mxfp8-floor", "mxfp8-exact prescale=sequence", "mxfp8-exact block=32", "mxfp8-exact ds=32x32", "nvfp4-full",
         "sage3", "sage3-exact fold-v=off", "nvfp4-exact k1=e2m1/1x16/e4m3/two_level", "sage3-exact smooth-k=on", "sagebwd",
-        "fp8-tensor ds=bf16", "mxfp8-exact ds=bf16 prescale=sequence"}) {
+        "fp8-tensor ds=bf16", "mxfp8-exact ds=e4m3 prescale=sequence"}) {
     std::size_t leaked = 0;
     for (const std::int64_t cut : {70, 200})
       for (const float factor : {16.f, 1e4f}) leaked += amplify(in, recipe(text), cut, cut + 1, cut, factor).inside();
@@ -128,7 +128,7 @@ TEST(Exactness, ComparisonRecipesLeak) {
 TEST(Exactness, DocumentsAreComputedApart) {
   const Input in = packed(fresh_seed() + 24, {false, -1, -1});
   for (const char* text : {"mxfp8", "mxfp8-exact", "mxfp8-floor", "nvfp4", "nvfp4-full", "sage3", "sagebwd", "bf16",
-                           "mxfp8 ds=32x32", "mxfp8 ds=bf16"}) {
+                           "mxfp8 ds=32x32", "mxfp8 ds=e4m3"}) {
     const Result whole = run(in, recipe(text));
     for (std::size_t b = 0; b + 1 < in.cu_seqlens.size(); ++b) {
       Input one = in;

@@ -32,7 +32,7 @@ TEST(Variants, AllStayClose) {
         "mxfp8 p-in-ds=codes",   "mxfp8 rotate=off",       "mxfp8 prescale=sequence", "mxfp8 promote=32:32",
         "mxfp8 promote=64:128",  "mxfp8 promote=0:0",      "mxfp8 fold-v=on",         "mxfp8 fold-k=on",
         "mxfp8 exp2=poly3:8/16", "mxfp8 exp2=poly4:16/16", "mxfp8-exact ds=row32",    "mxfp8 ref=phase32 l=unrounded",
-        "mxfp8 ds=bf16",         "mxfp8-exact ds=bf16",    "fp8-tensor ds=bf16"})
+        "mxfp8 ds=e4m3",         "mxfp8-exact ds=e4m3",    "fp8-tensor ds=bf16"})
     check(recipe(text), .9985, .996, text);
   check(tensor_ds(), .9985, .996, "one scale of dS");
   check(tile_ds(), .9985, .996, "one scale of dS per tile");

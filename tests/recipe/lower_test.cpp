@@ -52,7 +52,7 @@ INSTANTIATE_TEST_SUITE_P(
         Broken{"mxfp8 exp2=mitchell", "approximations for inference"}, Broken{"mxfp8 exp2=direct", "approximations for inference"},
         Broken{"mxfp8 smooth-q=on", "smoothing Q"}, Broken{"mxfp8 poly=5:2", "degree 2, 3 or 4"},
         Broken{"mxfp8 poly=3:17", "0 to 16 sixteenths"}, Broken{"bf16 ref=tilesum", "ref=tilesum reads the sum of E4M3 codes"},
-        Broken{"mxfp8 l=unrounded", "needs l=codes"}, Broken{"mxfp8 payloads=1", "both forms must be equal"},
+        Broken{"mxfp8 l=unrounded", "needs l=codes"}, Broken{"mxfp8 ds=e4m3 payloads=1", "both forms must be equal"},
         Broken{"mxfp8 dov-bf16=on", "dO (do1) and V (v2) stay BF16"},
         Broken{"mxfp8 v2=bf16 do1=bf16", "dO (do1) and V (v2) stay BF16"},
         Broken{"mxfp8 promote=100:64", "0 (never), 32, 64 or 128"}, Broken{"bf16 acc=hopper13", "models the FP8 accumulator"},
@@ -74,7 +74,7 @@ INSTANTIATE_TEST_SUITE_P(
         Broken{"mxfp8 q1=e4m3/32xall/ue8m0/ceil/x2", "goes with scales of type e4m3"},
         Broken{"nvfp4 q1=e2m1/1x16/e4m3/amax/x0", "positive and finite"}, Broken{"mxfp8 ds=48x48", "divide the 128 x 128 tile"},
         Broken{"mxfp8 p1=e4m3/head/f32/amax", "no scale per head"},
-        Broken{"mxfp8 k2=e4m3/1x32/ue8m0/ceil", "K in dQ (e4m3/1x32/ue8m0/ceil): the scale changes along the contraction"},
+        Broken{"mxfp8 ds=e4m3 k2=e4m3/1x32/ue8m0/ceil", "K in dQ (e4m3/1x32/ue8m0/ceil): the scale changes along the contraction"},
         Broken{"mxfp8 q1=e4m3/1x8/ue8m0/ceil", "in steps that no MMA applies"},
         Broken{"nvfp4 nvfp4=amax v1=e2m1/1xall/e4m3/amax_or_smaller", "O multiplies"},
         Broken{"mxfp8 p1=e2m1/1x16/e4m3/two_level p2=e2m1/1x16/e4m3/two_level", "two-level P is for inference"},
@@ -124,7 +124,7 @@ ScaleUse scale_use(const Lowering& lowering, Product product, Operand operand) {
 using Strings = std::vector<std::string>;
 
 TEST(Lower, HopperTakesFp8KMajorOnly) {
-  const Lowering l = lower(parsed("mxfp8"), Architecture::sm_90, 128);
+  const Lowering l = lower(parsed("mxfp8 ds=e4m3"), Architecture::sm_90, 128);
   EXPECT_THAT(l.refusals, IsEmpty());
   EXPECT_EQ(l.copies.size(), 4u);                                           // one quantisation of each operand ...
   EXPECT_EQ(layouts(l, Operand::v), (Strings{"rows", "transposed (pi)"}));  // ... in two layouts
@@ -219,7 +219,7 @@ TEST(Lower, HopperExecutesThreeRecipesAndSomeVariants) {
     return can_run(parsed(text), Architecture::sm_90, 128, backward);
   };
   for (const char* text : {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 sticky=on", "mxfp8 dq=f32", "mxfp8 rotate=off",
-                           "mxfp8 ds=bf16", "mxfp8-exact ds=bf16", "fp8-tensor ds=bf16", "mxfp8-exact ref=phase32"})
+                           "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3", "fp8-tensor ds=bf16", "mxfp8-exact ref=phase32"})
     EXPECT_TRUE(status(text, true).ok()) << text << ": " << status(text, true).message();
   const std::pair<const char*, const char*> forward_only[] = {{"mxfp8 dk=64x32", "dk=key64"},
                                                               {"mxfp8 ds=row128", "per key and 64 queries"},
@@ -323,7 +323,7 @@ TEST(Explain, SaysWhatIsQuantisedAndRefused) {
   const std::string text = plan::explain(parsed("mxfp8-exact"), Architecture::sm_90, 128);
   for (const char* part :
        {"recipe mxfp8-exact: ", "K   e4m3, one scale per token x all channels (ue8m0, ceil), sticky", "transposed (pi)",
-        "wgmma e4m3", "V: scale folded", "exact: no bit of O or dQ", "dS  e4m3, one scale per 64 queries x key"})
+        "wgmma e4m3", "V: scale folded", "exact: no bit of O or dQ", "dS  bf16, no scale; for dQ and dK, one payload"})
     EXPECT_THAT(text, HasSubstr(part));
   EXPECT_THAT(plan::explain(parsed("sage3"), Architecture::cpu, 128), HasSubstr("has no backward pass"));
 }

@@ -62,8 +62,9 @@ TEST(Names, ParsePrintAndAreAllDifferent) {
 
 TEST(Names, VariantsPrintAsVariants) {
   for (const char* text : {"mxfp8 ds=32x32",
-                           "mxfp8 ds=bf16",
-                           "nvfp4-exact ds=bf16",
+                           "mxfp8 ds=e4m3",
+                           "nvfp4-exact ds=e4m3",
+                           "fp8-tensor ds=bf16",
                            "bf16 ds=e4m3",
                            "mxfp8-exact ds=row32",
                            "mxfp8 dk=64x32",
@@ -91,8 +92,8 @@ TEST(Names, VariantsPrintAsVariants) {
   EXPECT_EQ(parsed("mxfp8 block=1 sticky=on").name(), "mxfp8-exact");  // one set of numbers has one name
   EXPECT_EQ(parsed("  mxfp8\t ds=32x32  dq=f32 ").name(), "mxfp8 ds=32x32 dq=f32");
   EXPECT_EQ(parsed("mxfp8 ref=tilesum").name(), "mxfp8");  // the default says nothing
-  EXPECT_EQ(parsed("mxfp8 dk=key64").name(), "mxfp8");
-  EXPECT_EQ(parsed("mxfp8 ds=e4m3").name(), "mxfp8");
+  EXPECT_EQ(parsed("mxfp8 dk=key64").name(), "mxfp8 ds=e4m3");
+  EXPECT_EQ(parsed("mxfp8 ds=bf16").name(), "mxfp8");
   EXPECT_EQ(parsed("bf16 ds=bf16").name(), "bf16");
   Recipe blocks = parsed("mxfp8 ds=bf16");  // blocks have an element with a scale: E4M3 again
   ASSERT_TRUE(Recipe::parse("mxfp8 dk=key64", &blocks).ok());
