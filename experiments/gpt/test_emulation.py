@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="the GPT experiment needs PyTorch: pip install torch")
@@ -15,14 +17,17 @@ GPU = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason
 CU = [0, 5, 5, 300, 301, 420]  # tokens 420 ... 423 belong to no document
 TOKENS = 424
 RECIPES = ["mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8-floor", "bf16", "mxfp8 ds=32x32", "mxfp8 dq=f32", "mxfp8-exact ds=row32",
-           "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3", "nvfp4 ds=e4m3", "mxfp8 p-in-ds=codes", "mxfp8 ref=phase32", "mxfp8-exact ref=phase32",
-           "nvfp4", "nvfp4-exact"]
+           "mxfp8 ds=e4m3", "mxfp8 ds=bf16", "mxfp8-exact ds=bf16", "nvfp4 ds=bf16", "mxfp8 p-in-ds=codes", "mxfp8 ref=phase32",
+           "mxfp8 ref=tilesum", "mxfp8-exact ref=tilesum", "nvfp4", "nvfp4-exact"]
 
 
 def bound(recipe: str, device: str) -> float:
-    """Of the difference relative to the norm, over out, d_q, d_k, d_v. Measured on a CPU: 0 to 6e-6, bf16 3e-4 (it has no scale that
-    would hide the last bit of a sum); dS in BF16 has none either. On a GPU sums have another order and exp2 another last bit, which decide a code now and then."""
-    return 1e-3 if recipe == "bf16" else 2e-4 if recipe.startswith("nvfp4") and device == "cpu" else 2e-5 if device == "cpu" else 2e-3
+    """Of the difference relative to the norm, over out, d_q, d_k, d_v. Measured on a CPU: 0 to 7e-6; bf16 3e-4, which like dS in BF16 has no
+    scale that would hide the last bit of a sum. On a GPU sums have another order and exp2 another last bit, which decide a code now and then."""
+    if recipe == "bf16":
+        return 1e-3
+    bf16 = json.loads(flamia.Recipe(recipe).to_json())["d_s"]["first"]["element"] == "bf16"
+    return 2e-3 if device == "cuda" else 2e-4 if bf16 else 2e-5
 
 
 def run(attention, head_dim: int = 128, device: str = "cpu", sharp: float = 1.0) -> list[torch.Tensor]:
@@ -53,12 +58,13 @@ def test_head_dim_64() -> None:
 
 
 def test_other_numbers_are_further_away() -> None:
-    wanted = run(attentions.make("flamia:mxfp8", TOKENS))
-    for other in ("mxfp8-exact", "mxfp8 ds=e4m3", "mxfp8 dq=f32"):  # the closest relatives
-        assert distance(run(attentions.make(f"emulated:{other}", TOKENS)), wanted) > 5 * bound("mxfp8", "cpu"), other
-    for other in ("fp8-tensor", "mxfp8-floor", "mxfp8 rotate=off", "mxfp8+backward_exp2=schraudolph",
-                  "mxfp8+backward_reference=integer", "mxfp8+ds=constant"):
-        assert distance(run(attentions.make(f"emulated:{other}", TOKENS)), wanted) > 5 * bound("mxfp8", "cuda"), other
+    base = "mxfp8 ds=e4m3"
+    wanted = run(attentions.make(f"flamia:{base}", TOKENS))
+    for other in ("mxfp8-exact ds=e4m3", "mxfp8 ds=32x32", "mxfp8 ds=bf16", f"{base} dq=f32"):  # the closest relatives
+        assert distance(run(attentions.make(f"emulated:{other}", TOKENS)), wanted) > 5 * bound(base, "cpu"), other
+    for other in ("fp8-tensor", "mxfp8-floor", f"{base} rotate=off", f"{base}+backward_exp2=schraudolph", f"{base}+backward_reference=integer",
+                  f"{base}+ds=constant"):
+        assert distance(run(attentions.make(f"emulated:{other}", TOKENS)), wanted) > 5 * bound(base, "cuda"), other
 
 
 @pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8-exact", "fp8-tensor"])
@@ -70,26 +76,29 @@ def test_codes_of_the_cpu_backend(recipe: str) -> None:
     assert torch.equal(attentions.make(f"emulated:{recipe}", 1)(q, q, v, cu, 1.0), flamia.attention(q, q, v, cu, scale=1.0, recipe=recipe))
 
 
-def test_tilesum_with_rows_that_are_done_again() -> None:
+@pytest.mark.parametrize("tokens, sharp, louder", [(1100, 0.3, 8.0), (3300, 6.0, 1.0)])
+def test_tilesum_with_rows_that_are_done_again(tokens: int, sharp: float, louder: float) -> None:
+    """Flat rows over the late keys that meet greater ones (1349 are done again), and peaked rows that settle (25)."""
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1100, 2, 128, generator=generator) for _ in range(3))
-    k[:400] *= 8  # rows that are flat over the late keys meet great ones: 936 of them are rejected and done again
-    q, k, v, cu = (q * 0.3).bfloat16(), k.bfloat16(), v.bfloat16(), torch.tensor([0, 1100], dtype=torch.int32)
-    got, same, other = (attentions.make(name, 1100)(q, k, v, cu, 128 ** -0.5).float()
-                        for name in ("emulated:mxfp8", "flamia:mxfp8", "flamia:mxfp8 ref=phase32"))
+    q, k, v = (torch.randn(tokens, 2, 128, generator=generator) for _ in range(3))
+    k[:tokens // 3] *= louder
+    q, k, v, cu = (q * sharp).bfloat16(), k.bfloat16(), v.bfloat16(), torch.tensor([0, tokens], dtype=torch.int32)
+    got, same, other = (attentions.make(name, tokens)(q, k, v, cu, 128 ** -0.5).float()
+                        for name in ("emulated:mxfp8 ref=tilesum", "flamia:mxfp8 ref=tilesum", "flamia:mxfp8 ref=phase32"))
     assert distance([got], [same]) < bound("mxfp8", "cpu") and distance([got], [other]) > 20 * bound("mxfp8", "cpu")
 
 
-@pytest.mark.parametrize("recipe", ["mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3", "fp8-tensor", "mxfp8-floor"])
+@pytest.mark.parametrize("recipe", ["mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3", "mxfp8 ds=32x32", "mxfp8-floor ds=e4m3", "mxfp8 ds=bf16"])
 def test_what_rounding_does_to_ds(recipe: str) -> None:
     generator = torch.Generator().manual_seed(1)
     q, k, v, d_out = ((torch.randn(TOKENS, 1, 128, generator=generator) * size).bfloat16() for size in (2, 2, 1, 1e-5))
     cu = torch.tensor(CU, dtype=torch.int32)
     got, wanted = emulation.ds_shares(recipe, q, k, v, cu, d_out, 128 ** -0.5), flamia.stats(q, k, v, cu, d_out, recipe=recipe)
+    bf16 = recipe.endswith("bf16")
     for use, name in enumerate(("dq", "dk")):
-        assert got[f"ds_zeros_{name}"] == pytest.approx(wanted.ds_zeros[use], rel=1e-3) and wanted.ds_zeros[use] > 0.01
+        assert got[f"ds_zeros_{name}"] == pytest.approx(wanted.ds_zeros[use], rel=1e-3) and (wanted.ds_zeros[use] > 0.01) != bf16
         assert got[f"ds_lost_{name}"] == pytest.approx(wanted.ds_lost[use], rel=1e-3)
-        assert 0.01 < got[f"ds_error_{name}"] < 0.05
+        assert 0.0005 < got[f"ds_error_{name}"] < 0.004 if bf16 else 0.01 < got[f"ds_error_{name}"] < 0.05
     constant = emulation.ds_shares("mxfp8+ds=constant", q, k, v, cu, d_out, 128 ** -0.5)
     assert constant["ds_lost_dq"] > 0.1 and constant["ds_error_dk"] > 0.1
 
