@@ -179,6 +179,7 @@ TEST_F(BadInput, Recipes) {
 TEST_F(BadInput, Files) {
   refused(folder / "missing", 4, {"missing", "No such file"});
   refused(folder / ".", 4, {"folder"});
+  refused("/dev/zero", 2, {"/dev/zero", "JSON"});  // which never ends
 }
 
 TEST_F(BadInput, NotANumberIsADefinedResult) {

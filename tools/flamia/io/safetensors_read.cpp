@@ -15,6 +15,12 @@ namespace {
 
 constexpr std::uint64_t kMostHeaderBytes = 100'000'000;  // the format's own limit
 
+std::uint64_t header_length(const std::uint8_t* bytes) {
+  std::uint64_t length = 0;
+  for (int i = 7; i >= 0; --i) length = length << 8 | bytes[i];
+  return length;
+}
+
 Status io_error(const std::string& file, const std::string& what) {
   return {StatusCode::io_error, file + ": " + what + ": " + std::strerror(errno)};
 }
@@ -78,6 +84,8 @@ class ByteSource {
       if (got < 0) return io_error(path, "cannot be read");
       if (got == 0) break;
       filled += static_cast<std::size_t>(got);
+      // A device may never end: what cannot begin a file is not read further, and load() says why.
+      if (filled >= 8 && (header_length(bytes.data()) == 0 || header_length(bytes.data()) > kMostHeaderBytes)) break;
     }
     bytes.resize(filled);
     ::close(descriptor_);
@@ -98,8 +106,7 @@ Status SafetensorsFile::load(std::string name, std::shared_ptr<ByteSource> sourc
                            " bytes; a safetensors file begins with 8 bytes of header length");
   std::uint8_t prefix[8];
   if (Status s = source->read(name, 0, 8, prefix); !s.ok()) return s;
-  std::uint64_t length = 0;
-  for (int i = 7; i >= 0; --i) length = length << 8 | prefix[i];
+  const std::uint64_t length = header_length(prefix);
   if (length > size - 8)
     return Status::invalid(name + ": header length " + std::to_string(length) + " exceeds the " + std::to_string(size - 8) +
                            " bytes that follow it; the file is cut short or no safetensors file");
