@@ -12,4 +12,8 @@ endif()
 if(FLAMIA_SANITIZE)
   target_compile_options(flamia_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${FLAMIA_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer>)
   target_link_options(flamia_options INTERFACE -fsanitize=${FLAMIA_SANITIZE})
+  if(FLAMIA_SANITIZE MATCHES "address" AND FLAMIA_SANITIZE MATCHES "undefined")
+    # what AddressSanitizer sees by itself, for a sixth of the compiler's time
+    target_compile_options(flamia_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize=null,object-size>)
+  endif()
 endif()

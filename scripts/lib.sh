@@ -10,7 +10,7 @@ BUILD=$FLAMIA_ROOT/build
 JOBS=${JOBS:-$(nproc)}
 # Test programs run side by side: a thread that waits must not spin on a core that another one needs.
 export OMP_WAIT_POLICY=passive
-export PYTHONDONTWRITEBYTECODE=1
+export PYTHONPYCACHEPREFIX=$BUILD/pycache
 
 BUILD_PACKAGES=(g++ cmake ninja-build git libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libgmock-dev libbenchmark-dev python3)
 
@@ -65,34 +65,54 @@ require_python() {
   "$PYTHON" -c "import $1" || fail "Python has no module $1 although $2 is installed"
 }
 
-# find_torch: sets PYTHON to an interpreter with what the Python tests import, the one that is there or one of its own under build/
-# (minutes, once). Fails without network or room, with the reason in WHY.
-TORCH_GB=9  # PyPI's torch brings CUDA's libraries along: 5 GB installed, and the downloads beside it
-find_torch() {
-  local own=$BUILD/python candidate free
-  local has='import numpy, pytest, safetensors, torch; assert tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)'
-  for candidate in python3 /usr/bin/python3 "$own/bin/python"; do
-    if "$candidate" -c "$has" 2>/dev/null; then
+# has_torch: sets PYTHON to an interpreter with what the Python tests import, the one that is there or the one of begin_torch.
+has_torch() {
+  local candidate
+  for candidate in python3 /usr/bin/python3 "$BUILD/python/bin/python"; do
+    if "$candidate" -c 'import numpy, pytest, safetensors, torch; assert tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)' 2>/dev/null; then
       PYTHON=$candidate
       return
     fi
   done
+  return 1
+}
+
+# begin_torch: if there is none, installs PyTorch and its companions under build/, in the background: minutes of waiting for the network,
+# once. end_torch waits for it; fails with the reason in WHY where there is no network or no room.
+TORCH_GB=9  # PyPI's torch brings CUDA's libraries along: 5 GB installed, and the downloads beside it
+TORCH_JOB=
+begin_torch() {
+  local free
+  ! has_torch || return 0
   mkdir -p "$BUILD"
   free=$(df --output=avail -BG "$BUILD" | tail -n 1)
   WHY="no PyTorch 2.11, and too little room to install it: $((${free%G})) GB of $TORCH_GB are free under ${BUILD#"$FLAMIA_ROOT"/}/"
-  ((${free%G} >= TORCH_GB)) || return 1
+  ((${free%G} >= TORCH_GB)) || return 0
   WHY="no PyTorch 2.11, and none could be installed: see ${BUILD#"$FLAMIA_ROOT"/}/python.log"
-  say "installing PyTorch under build/ (minutes, once)"
-  {
-    python3 -c 'import ensurepip' || (require_packages python3-venv)
-    rm -rf "$own" && python3 -m venv "$own" && mkdir "$own/tmp" &&
-      TMPDIR=$own/tmp "$own/bin/python" -m pip install --no-cache-dir --retries 2 'torch>=2.11' numpy pytest safetensors 'transformers>=5,<6' &&
-      # needs the newest PyTorch; without it its tests are skipped, and say so
-      { TMPDIR=$own/tmp "$own/bin/python" -m pip install --no-cache-dir --retries 2 'torchtitan>=0.3,<0.4' || true; }
-  } >"$BUILD/python.log" 2>&1 || return 1
-  PYTHON=$own/bin/python
-  "$PYTHON" -c "$has" >>"$BUILD/python.log" 2>&1
+  python3 -c 'import ensurepip' 2>/dev/null || require_packages python3-venv
+  say "installing PyTorch under build/ meanwhile (minutes, once)"
+  set -m  # a process group of its own, so that stop_torch can end it
+  install_torch >"$BUILD/python.log" 2>&1 </dev/null &
+  TORCH_JOB=$!
+  set +m
 }
+# Without byte code: most of it would never run.
+install_torch() {
+  local own=$BUILD/python
+  local pip=("$own/bin/python" -m pip install --no-cache-dir --no-compile --retries 2)
+  rm -rf "$own" && python3 -m venv "$own" && mkdir "$own/tmp" && export TMPDIR=$own/tmp &&
+    "${pip[@]}" 'torch>=2.11' numpy pytest safetensors 'transformers>=5,<6' || return 1
+  # needs the newest PyTorch; without it its tests are skipped, and say so
+  "${pip[@]}" 'torchtitan>=0.3,<0.4' || true
+}
+end_torch() {
+  if [[ -n $TORCH_JOB ]]; then
+    wait "$TORCH_JOB" || true
+    TORCH_JOB=
+  fi
+  has_torch
+}
+stop_torch() { [[ -z $TORCH_JOB ]] || kill -- "-$TORCH_JOB" 2>/dev/null || true; }
 
 # ---- CUDA -------------------------------------------------------------------------------------------------------------------------
 

@@ -92,16 +92,21 @@ TEST(Rules, InferenceRecipesMayApproximate) {
 }
 
 TEST(Rules, RandomRecipesNeverCrashAnything) {
+#if defined(__SANITIZE_ADDRESS__)
+  constexpr int kCases = 600;  // eight times as slow
+#else
+  constexpr int kCases = 3000;
+#endif
   std::mt19937 bits(1);
   int sound = 0;
-  for (int i = 0; i < 3000; ++i) {
+  for (int i = 0; i < kCases; ++i) {
     const Recipe recipe = testing_support::random_recipe(bits, static_cast<int>(bits() % 8));
     sound += violations(recipe).empty();
     for (const plan::ArchitectureFacts& machine : plan::architectures())
       EXPECT_FALSE(plan::explain(recipe, machine.id, 128).empty());
   }
-  EXPECT_GT(sound, 300);
-  EXPECT_LT(sound, 2700);
+  EXPECT_GT(sound, kCases / 10);
+  EXPECT_LT(sound, kCases * 9 / 10);
 }
 
 // ---- machines ----
