@@ -80,19 +80,22 @@ struct Consumer {
   __device__ __forceinline__ Place place() const { return {thread()}; }
   __device__ __forceinline__ std::int32_t& references() const { return storage.references[threadIdx.x]; }
 
-  // Descriptor words.
+  /// Descriptor word of an operand in the block's storage. By way of the storage's own it is one addition.
+  __device__ __forceinline__ std::uint32_t word(const std::uint8_t* operand, std::uint32_t stride) const {
+    const auto offset = static_cast<std::uint32_t>(operand - reinterpret_cast<const std::uint8_t*>(&storage));
+    return (ptx::shared_address(&storage) >> 4) + (offset >> 4 | stride >> 4 << 16);
+  }
   __device__ __forceinline__ std::uint32_t rows_of(const std::uint8_t* operand, std::uint32_t group) const {
-    return ptx::descriptor_low(operand, RowsOperand<Config>::kLayout) + group * (64 * Config::kHeadDim >> 4);
+    return word(operand, RowsOperand<Config>::kLayout.k_stride) + group * (64 * Config::kHeadDim >> 4);
   }
   __device__ __forceinline__ std::uint32_t early_word(const std::uint8_t* operand, std::uint32_t slot) const {
-    return ptx::descriptor_low(operand, RowsOperand<Config>::kLayout) + slot * (sizeof(EarlyStage<Config>) >> 4);
+    return word(operand, RowsOperand<Config>::kLayout.k_stride) + slot * (sizeof(EarlyStage<Config>) >> 4);
   }
   __device__ __forceinline__ std::uint32_t query16_word(std::uint32_t slot) const {
-    return ptx::atom_descriptor_low(ptx::shared_address(storage.late[0].query16), Rows16Operand<Config>::kLayout) +
-           slot * (sizeof(LateStage<Config>) >> 4);
+    return word(storage.late[0].query16, Rows16Operand<Config>::kLayout.mn_stride) + slot * (sizeof(LateStage<Config>) >> 4);
   }
   __device__ __forceinline__ std::uint32_t gradient_word(std::uint32_t slot) const {
-    return ptx::descriptor_low(storage.late[0].gradient_transposed, TransposedOperand<Config>::kLayout) +
+    return word(storage.late[0].gradient_transposed, TransposedOperand<Config>::kLayout.k_stride) +
            slot * (sizeof(LateStage<Config>) >> 4);
   }
   __device__ __forceinline__ std::uint32_t records_of(std::uint32_t slot) const {
@@ -107,10 +110,9 @@ struct Consumer {
   }
   __device__ __forceinline__ void issue_dq_of(float (&x)[Config::kQueryColumns / 2], std::uint32_t slot,
                                               std::uint32_t group) const {
-    const std::uint32_t ds = ptx::atom_descriptor_low(ptx::shared_address(storage.exchange[0]), ExchangeOperand::kLayout) +
-                             slot * (Config::kExchangeBytes >> 4);
-    const std::uint32_t key16 = ptx::atom_descriptor_low(ptx::shared_address(storage.key16), Rows16Operand<Config>::kLayout) +
-                                group * (Config::kHeadDim == 128 ? 1024 >> 4 : 64 >> 4);
+    const std::uint32_t ds = word(storage.exchange[0], ExchangeOperand::kLayout.mn_stride) + slot * (Config::kExchangeBytes >> 4);
+    const std::uint32_t key16 =
+        word(storage.key16, Rows16Operand<Config>::kLayout.mn_stride) + group * (Config::kHeadDim == 128 ? 1024 >> 4 : 64 >> 4);
     issue_query_gradient<Config>(x, ds, key16);
   }
 
@@ -278,15 +280,13 @@ struct Consumer {
       ptx::fence_registers(x);
       promote<1>(sums.value, x, scale);
     }
-    const SumRows rows = load_sum_rows(now.count - 1);
     if constexpr (kMore) {
       ptx::barrier_wait(&storage.early_ready[after.early.slot], after.early.parity);
       ptx::fence_registers(x);
       issue_scores_of(x, after.early.slot, own);
-      ptx::wait_products<1>();
-    } else {
-      ptx::wait_products<0>();
     }
+    const SumRows rows = load_sum_rows(now.count - 1);
+    ptx::wait_products<kMore ? 1 : 0>();
     ptx::fence_registers(step.dq());
     ptx::fence_registers(sums.key);
     ptx::hold_operand(step.codes);
@@ -319,8 +319,6 @@ struct Consumer {
       const Gains gains = load_gains<Record>(records_of(after.early.slot), place());
       const std::uint32_t to = exchange_of(after.early.slot);
       next_plain = plain(after.early.slot);
-      ptx::need(step.codes[0] | step.codes[1] | step.codes[2] | step.codes[3] | step.codes[4] | step.codes[5] | step.codes[6] |
-                step.codes[7]);  // or else the compiler moves the exponentials behind the wait
       ptx::wait_products<0>();
       ptx::fence_registers(y);
       finish_gradients(step, offset, keys.value, gains, to, after.early.slot);
@@ -367,7 +365,8 @@ struct Consumer {
 template <class Config>
 __device__ __forceinline__ void consume(const BackwardParams& params, Storage<Config>& storage, GradientFormat format, bool rotated,
                                         int group) {
-  const Consumer<Config> consumer{params, storage, ptx::kept(threadIdx.x)};
+  // The number by a shuffle, which the compiler does not repeat as it would reading the special register.
+  const Consumer<Config> consumer{params, storage, __shfl_sync(kFullWarp, threadIdx.x, static_cast<int>(threadIdx.x) % 32)};
   KeyGradients<Config> sums;
   StepRegisters<Config> step;
   Position<Config> now{{}, {Config::kRing - 1, 1}, 0};
