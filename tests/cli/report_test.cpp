@@ -44,8 +44,9 @@ class Report : public testing::Test {
 };
 
 TEST_F(Report, Accuracy) {
-  const json rows = run_json({"accuracy", folder / "in", "--recipes", "bf16,mxfp8,mxfp8-exact", "--csv", folder / "csv"});
-  ASSERT_EQ(rows.size(), 9u);  // two heads and "all", three recipes
+  const json rows =
+      run_json({"accuracy", folder / "in", "--recipes", "bf16,mxfp8,mxfp8-exact,mxfp8 ds=e4m3", "--csv", folder / "csv"});
+  ASSERT_EQ(rows.size(), 12u);  // two heads and "all", four recipes
   for (const char* recipe : {"mxfp8", "mxfp8-exact"}) {
     const json all = where(where(rows, "recipe", recipe), "head", "all").at(0);
     for (const char* output : {"o", "dq", "dk", "dv"}) {
@@ -56,18 +57,18 @@ TEST_F(Report, Accuracy) {
     EXPECT_LE(all["dq_worst"].get<double>(), 1.0);
     EXPECT_LT(all["ds_zero_q"].get<double>(), 0.005);
   }
-  const std::vector<json> heads = where(rows, "recipe", "mxfp8");  // the heads by themselves make up the whole
+  const std::vector<json> heads = where(rows, "recipe", "mxfp8 ds=e4m3");  // the heads by themselves make up the whole
   for (const char* share : {"p_zero", "ds_zero_q", "ds_zero_k"})
     EXPECT_NEAR((heads[0][share].get<double>() + heads[1][share].get<double>()) / 2, heads[2][share].get<double>(),
                 1e-3 * heads[2][share].get<double>() + 1e-12)
         << share;
-  EXPECT_NE(heads[0]["ds_zero_k"], heads[1]["ds_zero_k"]);
+  EXPECT_NE(heads[0]["dq_cosine"], heads[1]["dq_cosine"]);  // they are not one head twice
   EXPECT_TRUE(run_json({"accuracy", folder / "in", "--recipes", "fp8-tensor"}).at(0)["p_zero"].is_null());
   const json bf16 = where(where(rows, "recipe", "bf16"), "head", "all").at(0);
   EXPECT_GT(bf16["dq_cosine"].get<double>(), 0.9999);
   EXPECT_EQ(bf16["ds_zero_q"].get<double>(), 0.0);
   const std::string csv = contents(folder / "csv");
-  EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 10);
+  EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 13);
 }
 
 TEST_F(Report, AccuracyWithoutGradient) {

@@ -116,7 +116,7 @@ def test_errors() -> None:
     with pytest.raises(ValueError, match="d_out has shape"):
         flamia.stats(q, k, v, cu, d_out[:5])
     with pytest.raises(NotImplementedError, match="E5M2"):
-        flamia.stats(q, k, v, cu, recipe="mxfp8 p1=e5m2/constant/none/none p2=e5m2/constant/none/none")
+        flamia.stats(q, k, v, cu, recipe="mxfp8 ref=phase32 p1=e5m2/constant/none/none p2=e5m2/constant/none/none")
     with pytest.raises(ValueError, match="cu_seqlens"):
         flamia.stats(q, k, v, torch.tensor([0, 500], dtype=torch.int32))
     with pytest.raises(ValueError, match="tokens = 0"), flamia.watch(tokens=0):
