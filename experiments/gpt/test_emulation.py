@@ -85,7 +85,8 @@ def test_tilesum_with_rows_that_are_done_again(tokens: int, sharp: float, louder
     q, k, v, cu = (q * sharp).bfloat16(), k.bfloat16(), v.bfloat16(), torch.tensor([0, tokens], dtype=torch.int32)
     got, same, other = (attentions.make(name, tokens)(q, k, v, cu, 128 ** -0.5).float()
                         for name in ("emulated:mxfp8 ref=tilesum", "flamia:mxfp8 ref=tilesum", "flamia:mxfp8 ref=phase32"))
-    assert distance([got], [same]) < bound("mxfp8", "cpu") and distance([got], [other]) > 20 * bound("mxfp8", "cpu")
+    step = bound("mxfp8 ds=e4m3", "cpu")  # no gradient: dS does not loosen it
+    assert distance([got], [same]) < step and distance([got], [other]) > 20 * step
 
 
 @pytest.mark.parametrize("recipe", ["mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3", "mxfp8 ds=32x32", "mxfp8-floor ds=e4m3", "mxfp8 ds=bf16"])
