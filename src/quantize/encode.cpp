@@ -202,7 +202,7 @@ class Pass {
       const std::uint32_t row = *std::max_element(w.magnitudes.begin(), w.magnitudes.end());
       if (row < kNonFinite) greatest = std::max(greatest, row);
     }
-    const float first = greatest == 0 ? 1.f : numerics::float_of(greatest) / numerics::mul(448.f, largest_of(form_.element));
+    const float first = first_level(numerics::float_of(greatest), largest_of(form_.element));
     write_scale(ScaleType::f32, first_levels_, block.index * in_.heads + head, numerics::bits_of(first));
   }
 

@@ -13,7 +13,7 @@
 //   = 0 -> codes 0 amax_or_smaller  as amax with 6 or 4 for E2M1's largest: 4 if the sum over the group, in channel order and FP32,
 //   of
 //               (code * s - x)^2 is smaller with it
-//   two_level   first = FP32(amax / (448 * largest)) of the tile of 128 tokens (1 if amax is 0; tokens with NaN or infinity left out),
+//   two_level   first = FP32(amax / (448 * largest)) of the tile of 128 tokens, at least 2^-100 (1 if amax is 0; tokens with NaN or infinity left out),
 //   then as
 //               amax with it as the tensor scale
 #pragma once

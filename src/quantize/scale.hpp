@@ -65,6 +65,13 @@ inline std::uint32_t stored_scale(const Quantisation& form, std::uint32_t magnit
   return 0;
 }
 
+/// The first of two levels: puts the greatest scale of the second at 448. It stops at 2^-100, so that no product with a scale, which is a
+/// divisor, is subnormal or 0; what is so much smaller gets code 0.
+FLAMIA_FN float first_level(float amax, float largest) {
+  const float first = amax / numerics::mul(448.f, largest);
+  return amax == 0.f ? 1.f : first < 0x1p-100f ? 0x1p-100f : first;
+}
+
 constexpr std::uint32_t flagged_scale(ScaleType type) {
   return type == ScaleType::ue8m0 ? numerics::kFlagged : type == ScaleType::e4m3 ? kFlaggedE4M3 : kFlaggedF32;
 }

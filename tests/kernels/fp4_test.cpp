@@ -110,6 +110,23 @@ TEST(Nvfp4Full, SmallGradientsKeepTheirCodes) {
   EXPECT_LT(measure(in, recipe("nvfp4-full do1=e2m1/1x16/e4m3/amax do2=e2m1/16x1/e4m3/amax"), t).d_q, .5);
 }
 
+/// Sums that are nearly 0 must not become a first level of 0, and that a NaN: no gradient is so small that it has no scale.
+TEST(Nvfp4Full, VanishingGradientsStayFinite) {
+  const auto finite = [](const std::vector<float>& x) {
+    return std::all_of(x.begin(), x.end(), [](float value) { return std::isfinite(value); });
+  };
+  for (const char* text : {"nvfp4-full", "nvfp4-full fold-v=on fold-k=on"})
+    for (const bool of_v : {false, true})
+      for (const float factor : {0x1p-12f, 0x1p-100f, 0x1p-126f}) {
+        Input in = packed_normal(206);
+        for (float& x : of_v ? in.v : in.d_o) x *= factor;
+        const Result got = run(in, recipe(text));
+        EXPECT_TRUE(finite(got.d_q) && finite(got.d_k) && finite(got.d_v)) << text << (of_v ? " V x" : " dO x") << factor;
+        EXPECT_TRUE(of_v || factor < 0x1p-100f || std::any_of(got.d_q.begin(), got.d_q.end(), [](float x) { return x != 0.f; }))
+            << text;
+      }
+}
+
 // ---- the block-scaled product by itself ----
 
 struct Packed {

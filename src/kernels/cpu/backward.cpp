@@ -55,6 +55,8 @@ Status backward_with(Isa isa, const Problem& problem, const Recipe& recipe, cons
   call.k_diagonal = operand(kKDiagonal, problem.key_heads);
   call.v = operand(kVSecond, problem.key_heads);
   call.v_diagonal = operand(kVSecondDiagonal, problem.key_heads);
+  call.v_of_o = operand(kV, problem.key_heads);
+  call.v_of_o_diagonal = operand(kVDiagonal, problem.key_heads);
   call.d_o = operand_at(work.d_o, workspace, sizes, documents, problem.query_heads, problem.head_dim);
   call.d_o_second = operand_at(work.d_o_second, workspace, sizes, documents, problem.query_heads, problem.head_dim);
   call.o = tensors.o;

@@ -68,6 +68,7 @@ struct BackwardCall {
   Operand q, k, v, d_o;                    // S, dP
   Operand q_second, k_second, d_o_second;  // dK, dQ, dV
   Operand v_diagonal, k_diagonal;          // present if the safety fields change anything
+  Operand v_of_o, v_of_o_diagonal;         // the forms of the product O
   TensorView o;
   MutableTensorView d_q, d_k, d_v;
   const float* m = nullptr;  // [query_heads, tokens], as saved

@@ -90,8 +90,11 @@ static void bound_exponents_of_document(const BackwardCall& call, const Item& it
   int v = numerics::kLeastExponent, k = numerics::kLeastExponent;
   std::int16_t* out = call.exponent_bound + item.head * s.tokens + item.document.start;
   for (std::int64_t j = 0; j < item.document.length; ++j) {
-    v = numerics::max_of(v, greatest_exponent(call.v, item.document, item.head, j));
-    k = numerics::max_of(k, greatest_exponent(call.k_second, item.document, item.head, j));
+    // of every form that V and K have: D' is made of O, and one form may hold what is too small for another
+    for (const Operand* form : {&call.v, &call.v_of_o, &call.v_of_o_diagonal})
+      if (form->present()) v = numerics::max_of(v, greatest_exponent(*form, item.document, item.head, j));
+    for (const Operand* form : {&call.k_second, &call.k_diagonal})
+      if (form->present()) k = numerics::max_of(k, greatest_exponent(*form, item.document, item.head, j));
     out[j] = static_cast<std::int16_t>(v + k);
   }
 }

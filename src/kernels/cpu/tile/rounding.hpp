@@ -3,12 +3,13 @@
 //
 //   ue8m0  the exponents of payload.hpp, multiplied into the values
 //   e4m3   byte = E4M3(amax / fl(largest * first)), s = value(byte), code = encode(x / fl(s * first)); s * code, which is exact, is the
-//          value and `first` the outer factor: the form's constant, or fl(amax of the tile's line along the contraction / (448 largest))
+//          value and `first` the outer factor: the form's constant, or that of the tile's line along the contraction (quantize::first_level)
 //   f32    s = fl(amax / largest), code = encode(x / s); the code is the value, s the outer factor
 //
 // A scale of 0 has codes 0. NaN counts in no maximum and stays NaN.
 #pragma once
 #include "kernels/cpu/tile/payload.hpp"
+#include "quantize/scale.hpp"
 
 namespace flamia::cpu::FLAMIA_ISA {
 
@@ -38,7 +39,7 @@ static void block_maxima(const Payload& form, const float* x, const TileShape& t
 }
 
 FLAMIA_FN float first_level(std::uint32_t magnitude, float largest) {
-  return magnitude == 0 ? 1.f : numerics::float_of(magnitude) / numerics::mul(448.f, largest);
+  return quantize::first_level(numerics::float_of(magnitude), largest);
 }
 
 /// The first level of E4M3 scales: of each query's row of the tile, of each key's column, or of the whole tile.
