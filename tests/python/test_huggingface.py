@@ -48,6 +48,17 @@ def test_a_batch_is_that_of_sdpa() -> None:
     assert far(build("sdpa")(ids.flip(1)).logits, wanted) > 0.3  # what another context changes
 
 
+@pytest.mark.parametrize("recipe", ["sage3", "sage3-exact"])
+def test_sageattention3_in_the_place_of_sdpa(recipe: str) -> None:
+    flamia.huggingface.register("flamia-sage", recipe)
+    model, ids = build("flamia-sage", head_dim=64, hidden_size=256), tokens(2, 50)
+    with torch.no_grad():
+        error = far(model(ids).logits, build("sdpa", head_dim=64, hidden_size=256)(ids).logits)
+    assert 0.05 < error < 0.25  # 4 bits show, and another context would be 1.3 away
+    with pytest.raises(NotImplementedError, match="has no backward pass; for training use"):
+        model(ids)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("way", ["position_ids", "cache on", "cu_seq_lens"])
 def test_packed_documents_are_those_alone(way: str) -> None:
