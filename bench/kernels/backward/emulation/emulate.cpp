@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the backward kernels and their GPU checks on the CPU, thread by thread. Built by build.sh from rewritten copies of the sources.
-// Arguments: number of a case, or "all"; seed; "split", "fused" or "ds16" (default: all).
+// Arguments: number of a case, or "all"; seed; "fused", "split", "ds16" or "ds16_split" (default: all).
 #include "ptx.hpp"
 
 // The runtime calls that the checks make, on host memory. One multiprocessor: blocks run one after the other.
@@ -103,8 +103,8 @@ int main(int argc, char** argv) {
   const std::string which = argc > 1 ? argv[1] : "all";
   const std::uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
   const std::string only = argc > 3 ? argv[3] : "";
-  for (const Pass one : {Pass::fused, Pass::split, Pass::ds16}) {
-    const std::string name = one == Pass::split ? "split" : one == Pass::ds16 ? "ds16" : "fused";
+  for (const Pass one : {Pass::fused, Pass::split, Pass::ds16, Pass::ds16_split}) {
+    const std::string name = name_of(one);
     if (!only.empty() && only != name) continue;
     pass = one;
     std::printf("%s pass\n", name.c_str());

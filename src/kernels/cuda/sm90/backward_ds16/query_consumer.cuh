@@ -139,9 +139,12 @@ struct QueryConsumer {
                                                           const StepFactors<Record::kPerToken>& value, const QueryFactors& rows) {
 #pragma unroll
     for (int word = 0; word < kGradientWords; ++word) {
-      const int i = 2 * word, half = word % 2;
-      ds[word] = ptx::pack_bf16x2(x[i] * __fmaf_rn(y[i], value.at(i) * rows.gain[half], -rows.offset[half]),
-                                  x[i + 1] * __fmaf_rn(y[i + 1], value.at(i + 1) * rows.gain[half], -rows.offset[half]));
+      const int half = word % 2;
+      const auto one = [&](int i) {  // records.hpp says which form; the products are those of make_gradient()
+        if constexpr (Record::kPerToken) return x[i] * rows.gain[half] * __fmaf_rn(y[i], value.at(i), -rows.offset[half]);
+        return x[i] * __fmaf_rn(y[i], fminf(value.at(i) * rows.gain[half], kGreatestFactor), -rows.offset[half]);
+      };
+      ds[word] = ptx::pack_bf16x2(one(2 * word), one(2 * word + 1));
     }
   }
 
