@@ -116,11 +116,11 @@ TEST_P(ForwardCodes, AreThoseOfTheCpu) {
               << " codes equal (" << 100 * share.of_equal() << " %), " << share.neighbours << " one step apart, "
               << share.pairs - share.equal - share.neighbours << " further; with an FP32 accumulator " << 100 * fp32.of_equal()
               << " %\n";
-    EXPECT_GE(share.of_equal(), 0.999) << name;
+    EXPECT_GE(share.of_equal(), 0.9995) << name;
     EXPECT_LT(fp32.of_equal(), share.of_equal()) << name;  // control: the accumulator's model is what makes them equal
     Input other = in;                                      // control: a key that is not the same
-    for (int c = 0; c < 128; ++c) other.k_row(3, 0)[c] = numerics::round_bf16(other.k_row(3, 0)[c] * 1.2f);
-    EXPECT_LT(compare(in, gpu_codes(other, recipe(name)), cpu_codes(std::string(name) + " acc=hopper13")).of_equal(), 0.999)
+    for (int c = 0; c < 128; ++c) other.k_row(3, 0)[c] = numerics::round_bf16(other.k_row(3, 0)[c] * 1.5f);
+    EXPECT_LT(compare(in, gpu_codes(other, recipe(name)), cpu_codes(std::string(name) + " acc=hopper13")).of_equal(), 0.9995)
         << name;
   }
 }
