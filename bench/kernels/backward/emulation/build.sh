@@ -12,7 +12,7 @@ rm -rf "$copy"
 mkdir -p "$kernels/sm90/forward" "$kernels/ptx" "$copy/quantize/cuda" "$out/bench"
 cp -r "$root/src/numerics" "$copy"
 cp "$root/src/quantize/cuda/prescale.hpp" "$copy/quantize/cuda"
-cp "$root/src/kernels/cuda/sm90/layout.hpp" "$kernels/sm90"
+cp "$root/src/kernels/cuda/sm90/layout.hpp" "$root/src/kernels/cuda/sm90/launch_persistent.cuh" "$kernels/sm90"
 cp "$root"/src/kernels/cuda/sm90/forward/*.hpp "$kernels/sm90/forward"
 cp -r "$root/src/kernels/cuda/sm90/backward" "$root/src/kernels/cuda/sm90/backward_ds16" "$root/src/kernels/cuda/sm90/split" "$kernels/sm90"
 cp "$here"/../*.cuh "$out/bench"
@@ -23,9 +23,8 @@ cd "$kernels/sm90"
 sed -i 's/__shared__ int totals/static int totals/' backward/prepare.cu backward_ds16/prepare.cu
 sed -i 's/extern __shared__ std::uint8_t shared_memory\[\];/auto\& shared_memory = backward::shared_memory;/' split/*_kernel.cuh
 sed -i 's/extern __shared__ __align__(1024) std::uint8_t shared_memory\[\];/auto\& shared_memory = backward::shared_memory;/' backward_ds16/kernel.cuh backward_ds16/query_kernel.cuh
-launches="backward/launch.cuh backward_ds16/launch.cuh backward_ds16/query_launch.cuh split/query_launch.cuh split/key_launch.cuh"
-perl -0pi -e 's/cudaFuncSetAttribute\(\w+_kernel<\w+>, /cudaFuncSetAttribute(static_cast<const void*>(nullptr), /' $launches
-perl -0pi -e 's/(\w+(?:<[\w:, ]+>)?)\s*<<<\s*([^,]+),\s*([^,]+),.*?>>>\((.*?)\);/EMULATE_LAUNCH($2, $3, $1($4));/gs' backward/prepare.cu backward_ds16/prepare.cu backward/finish.cu $launches
+perl -0pi -e 's/cudaFuncSetAttribute\(kKernel, /cudaFuncSetAttribute(static_cast<const void*>(nullptr), /' launch_persistent.cuh
+perl -0pi -e 's/(\w+(?:<[\w:, ]+>)?)\s*<<<\s*([^,]+),\s*([^,]+),.*?>>>\((.*?)\);/EMULATE_LAUNCH($2, $3, $1($4));/gs' backward/prepare.cu backward_ds16/prepare.cu backward/finish.cu launch_persistent.cuh
 cd "$out/bench"
 perl -0pi -e 's/<<<.*?>>>\(/(/gs' problem.cuh check.cuh reference.cuh
 flags="-std=c++20 -O2 -ffp-contract=off -fno-strict-aliasing -mfma -w -I$here -I$copy -I$root/include -I$out/bench -I${CUDA_HOME:-/usr/local/cuda}/include"

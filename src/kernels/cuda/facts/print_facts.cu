@@ -19,7 +19,7 @@ void forward_row() {
       "forward,%d,%s,%s,%d,%d,%d,%d,%d,%d,%d,%d\n",
       kHeadDim, static_cast<int>(kGroup), static_cast<int>(kReference), kHeadDim, kGroup == ScaleGroup::block ? "block" : "token",
       kReference == RowReference::phase32 ? "phase32" : "tilesum", d.query_tile, d.key_tile, d.stages, d.threads,
-      d.consumer_warpgroups, d.consumer_registers, d.loader_registers, d.shared_bytes + flamia::sm90::forward::kSharedAlign);
+      d.consumer_warpgroups, d.consumer_registers, d.loader_registers, d.shared_bytes + flamia::sm90::kSharedAlign);
 }
 
 template <int kHeadDim, ScaleGroup kGroup>

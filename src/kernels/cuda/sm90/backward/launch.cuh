@@ -3,24 +3,16 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include "../launch_persistent.cuh"
 #include "instances.hpp"
 #include "kernel.cuh"
 
 namespace flamia::sm90::backward {
 
-inline constexpr int kSharedAlign = 128;  // dynamic shared memory is only promised 16 bytes of alignment
-
 template <class Config>
 cudaError_t launch(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream) {
-  constexpr int shared_bytes = static_cast<int>(sizeof(Storage<Config>)) + kSharedAlign;
-  static_assert(shared_bytes <= 227 * 1024, "a block may use 227 KiB of shared memory");
-  if (const cudaError_t error =
-          cudaFuncSetAttribute(gradients_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-      error != cudaSuccess) {
-    return error;
-  }
-  gradients_kernel<Config><<<multiprocessors, Config::kThreads, shared_bytes, stream>>>(params, config.gradients, config.rotated);
-  return cudaGetLastError();
+  return launch_persistent<gradients_kernel<Config>, static_cast<int>(sizeof(Storage<Config>)) + kSharedAlign>(
+      multiprocessors, Config::kThreads, stream, params, config.gradients, config.rotated);
 }
 
 template <int kHeadDim, ScaleGroup kScaleGroup, PartialFormat kPartials>

@@ -14,20 +14,13 @@
 #include <cstdint>
 
 #include "../../ptx/registers.cuh"
-#include "../backward/rotation.cuh"
-#include "../backward/rows_out.cuh"
+#include "../backward/key_gradients.cuh"
 #include "../split/tickets.cuh"
 #include "step_parts.cuh"
 
 namespace flamia::sm90::ds16 {
 
 using split::Ring;
-
-template <class Config>
-struct KeyGradients {
-  float key[Config::kHeadDim / 2];    // dK without the softmax scale, rotated
-  float value[Config::kHeadDim / 2];  // dV
-};
 
 /// A thread's registers for a step.
 template <class Config>
@@ -348,16 +341,7 @@ struct Consumer {
 
   /// dK and dV leave.
   __device__ __forceinline__ void write(KeyGradients<Config>& sums, const Work& work, GradientFormat format, bool rotated) const {
-    if (rotated) rotate_back<Config::kHeadDim>(sums.key, lane());
-#pragma unroll
-    for (int i = 0; i < Config::kHeadDim / 2; ++i) sums.key[i] *= params.softmax_scale;
-    const int key = work.first_key + first_row();
-    const bool valid[2] = {key < work.length, key + 8 < work.length};
-    const std::int64_t stride = static_cast<std::int64_t>(params.key_heads) * Config::kHeadDim;
-    const std::int64_t at =
-        (static_cast<std::int64_t>(work.token_start) + key) * stride + static_cast<std::int64_t>(work.key_head) * Config::kHeadDim;
-    write_rows<Config::kHeadDim>(params.d_key, format, at, 8 * stride, sums.key, valid, lane());
-    write_rows<Config::kHeadDim>(params.d_value, format, at, 8 * stride, sums.value, valid, lane());
+    write_key_gradients(*this, sums, work, format, rotated);
   }
 };
 

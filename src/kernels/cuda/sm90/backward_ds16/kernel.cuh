@@ -2,7 +2,7 @@
 // The gradients kernel with dS in BF16: a persistent block per multiprocessor, two consumer warpgroups and three copying threads. An item is a tile of
 // 128 keys of a key head; its steps are 64 queries each, of the query heads of the group one after the other.
 #pragma once
-#include "../../ptx/registers.cuh"
+#include "../split/frame.cuh"
 #include "key_consumer.cuh"
 #include "producer.cuh"
 
@@ -10,25 +10,18 @@ namespace flamia::sm90::ds16 {
 
 template <class Config>
 __device__ __forceinline__ void initialise(Storage<Config>& storage) {
-  if (threadIdx.x == 0) {
-    ptx::barrier_init(&storage.item_wanted, 1);
-    ptx::barrier_init(&storage.item_ready, 1);
-    ptx::barrier_init(&storage.keys_ready, 1);
-    ptx::barrier_init(&storage.keys_free, Config::kConsumerWarps);
-    ptx::barrier_init(&storage.key16_ready, 1);
-    ptx::barrier_init(&storage.key16_free, Config::kConsumerWarps);
-    for (int i = 0; i < Config::kRing; ++i) {
-      ptx::barrier_init(&storage.early_ready[i], 1);
-      ptx::barrier_init(&storage.early_free[i], Config::kConsumerWarps + 1);
-      ptx::barrier_init(&storage.exchange_ready[i], Config::kConsumerWarps);
-    }
-    for (int i = 0; i < Config::kLateStages; ++i) {
-      ptx::barrier_init(&storage.late_ready[i], 1);
-      ptx::barrier_init(&storage.late_free[i], Config::kConsumerWarps);
-    }
+  ptx::barrier_init(&storage.item_wanted, 1);
+  ptx::barrier_init(&storage.item_ready, 1);
+  ptx::barrier_init(&storage.keys_ready, 1);
+  ptx::barrier_init(&storage.keys_free, Config::kConsumerWarps);
+  ptx::barrier_init(&storage.key16_ready, 1);
+  ptx::barrier_init(&storage.key16_free, Config::kConsumerWarps);
+  for (int i = 0; i < Config::kRing; ++i) {
+    ptx::barrier_init(&storage.early_ready[i], 1);
+    ptx::barrier_init(&storage.early_free[i], Config::kConsumerWarps + 1);
+    ptx::barrier_init(&storage.exchange_ready[i], Config::kConsumerWarps);
   }
-  ptx::fence_before_async_use();
-  __syncthreads();
+  split::initialise_ring(storage.late_ready, storage.late_free, Config::kConsumerWarps);
 }
 
 template <class Config>
@@ -36,21 +29,19 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     gradients_kernel(const __grid_constant__ BackwardParams params, GradientFormat format, bool rotated) {
   extern __shared__ __align__(1024) std::uint8_t shared_memory[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared_memory);
-  const int warpgroup = __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / 128, 0), thread = threadIdx.x % 128;
-  initialise<Config>(storage);
-  if (warpgroup == 2) {
-    ptx::give_registers<Config::kProducerRegisters>();
-    const Producer<Config> producer{params, storage};
-    if (thread == 0) producer.copy_early();
-    if (thread == 32) producer.copy_late();
-    if (thread == 64) producer.schedule();
-  } else {
-    ptx::take_registers<Config::kConsumerRegisters>();
-    if constexpr (Config::kQueryGradients)
-      consume<Config>(params, storage, format, rotated, warpgroup);
-    else
-      consume_keys<Config>(params, storage, format, rotated, warpgroup);
-  }
+  split::run_roles<Config>([&] { initialise<Config>(storage); },
+                           [&](int thread) {
+                             const Producer<Config> producer{params, storage};
+                             if (thread == 0) producer.copy_early();
+                             if (thread == 32) producer.copy_late();
+                             if (thread == 64) producer.schedule();
+                           },
+                           [&](int, int group) {
+                             if constexpr (Config::kQueryGradients)
+                               consume<Config>(params, storage, format, rotated, group);
+                             else
+                               consume_keys<Config>(params, storage, format, rotated, group);
+                           });
 }
 
 }  // namespace flamia::sm90::ds16

@@ -17,25 +17,9 @@ template <ScaleGroup kScaleGroup>
 __device__ void write_row(const BackwardParams& params, const ScanTile& tile, int head, bool scaled_partials, int* totals) {
   using Record = RowRecord<kScaleGroup>;
   const std::int64_t at = head * params.slots + tile.slot;
-  int query = 0, gradient = 0, dq_exponent = 0;
-  float reference = 0.0f, d_prime = 0.0f;
-  bool flagged = false;
-  if (tile.valid) {
-    const int query_byte = params.query_exponents[at], gradient_byte = params.gradient_exponents[at];
-    reference = params.row_reference[at];
-    d_prime = params.d_prime[at];
-    if (scaled_partials) dq_exponent = params.dq_exponent[at];
-    flagged =
-        query_byte == kFlaggedByte || gradient_byte == kFlaggedByte || numerics::is_nan(reference) || numerics::is_nan(d_prime);
-    query = query_byte == kFlaggedByte ? 0 : query_byte - kExponentBias;
-    gradient = gradient_byte == kFlaggedByte ? 0 : gradient_byte - kExponentBias;
-  }
-  const bool counts = tile.valid && !flagged;
-  const int from_here = suffix_maximum(counts ? gradient : kLeastExponent, totals);
-  if (threadIdx.x == 0) totals[0] = from_here;
-  __syncthreads();
-  const int of_tile = totals[0];
-  __syncthreads();
+  const RowInputs row = read_row(params, tile, at, scaled_partials);
+  const auto [query, gradient, dq_exponent, reference, d_prime, flagged, counts] = row;
+  const auto [from_here, of_tile] = gradient_reach(row, totals);
   // Finite and right for flagged tokens too: a block's first token may be one, by what it sees, when others are not.
   const float rho = tile.valid ? numerics::mul(numerics::mul(params.softmax_scale, kLog2E), numerics::pow2(query)) : 0.0f;
   const float fold = tile.valid ? power_of_two(clamp(gradient - of_tile, -126, 0)) : 0.0f;

@@ -42,18 +42,15 @@ struct QueryConfig {
 };
 
 /// Steps of 64 keys, counted from the document's start; empty if last < first.
-struct StepsOfKeys {
-  int first, last;
-};
+using forward::TileRange;
+
 /// Those in which any of the queries first_query ... first_query + count - 1 (clipped to the document) sees a key.
-FLAMIA_LAYOUT_FN StepsOfKeys steps_of_keys(backward::Window window, int first_query, int count, int length) {
-  if (first_query >= length) return {0, -1};
-  const int last_query = first_query + count < length ? first_query + count - 1 : length - 1;
-  return {window.first_key(first_query) / kKeyStep, window.last_key(last_query, length) / kKeyStep};
+FLAMIA_LAYOUT_FN TileRange steps_of_keys(backward::Window window, int first_query, int count, int length) {
+  return forward::tile_range(window, first_query, count, length, kKeyStep);
 }
 
 /// Those of which every one of these queries sees every key.
-FLAMIA_LAYOUT_FN StepsOfKeys free_steps(backward::Window window, int first_query, int count, int length) {
+FLAMIA_LAYOUT_FN TileRange free_steps(backward::Window window, int first_query, int count, int length) {
   const int last_query = first_query + count < length ? first_query + count - 1 : length - 1;
   return {(window.first_key(last_query) + kKeyStep - 1) / kKeyStep, (window.last_key(first_query, length) + 1) / kKeyStep - 1};
 }

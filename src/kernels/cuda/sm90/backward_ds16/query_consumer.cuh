@@ -119,7 +119,7 @@ struct QueryConsumer {
 
   /// X = P 2^8 in place; invisible pairs become 0 by selection, after the exponential.
   __device__ __forceinline__ void finish_probabilities(float (&x)[kScores], const StepFactors<Record::kPerToken>& slope,
-                                                       const QueryFactors& rows, int step, StepsOfKeys free) const {
+                                                       const QueryFactors& rows, int step, TileRange free) const {
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
       const int half = i / 2 % 2;
@@ -161,7 +161,7 @@ struct QueryConsumer {
   /// dS of a step; with kAccumulate dQ of the step before runs beside it, from the words that it overwrites.
   template <bool kAccumulate>
   __device__ __forceinline__ void step(float (&sum)[Config::kSums], std::uint32_t (&ds)[kGradientWords], const QueryFactors& rows,
-                                       std::uint32_t before, split::Ring<Config::kStages> now, int step, StepsOfKeys free) const {
+                                       std::uint32_t before, split::Ring<Config::kStages> now, int step, TileRange free) const {
     float x[kScores], y[kScores];
     ptx::barrier_wait(&storage.stage_ready[now.slot], now.parity);
     // Behind the operands of products these would take long.
@@ -216,11 +216,10 @@ __device__ __forceinline__ void consume_queries(const BackwardParams& params, Qu
     const int length = __shfl_sync(kFullWarp, work.length, 0), tile = __shfl_sync(kFullWarp, work.first_query, 0);
     if (length < 0) return;
     consumer.buffer = buffer.slot;
-    const StepsOfKeys all = steps_of_keys(consumer.window(), tile, Config::kQueryTile, length);
-    const StepsOfKeys own =
+    const TileRange all = steps_of_keys(consumer.window(), tile, Config::kQueryTile, length);
+    const TileRange own =
         steps_of_keys(consumer.window(), tile + group * Config::kRowsPerConsumer, Config::kRowsPerConsumer, length);
-    const StepsOfKeys free =
-        free_steps(consumer.window(), tile + group * Config::kRowsPerConsumer, Config::kRowsPerConsumer, length);
+    const TileRange free = free_steps(consumer.window(), tile + group * Config::kRowsPerConsumer, Config::kRowsPerConsumer, length);
     const QueryFactors rows = load_query_factors<typename Config::Record>(
         ptx::shared_address(storage.queries[buffer.slot].records) +
             (group * (Config::kRowsPerConsumer / kGroup) + consumer.warp()) * Config::Record::kBytes,

@@ -3,7 +3,7 @@
 // of a head; its steps are the 64 keys each that these queries see.
 #pragma once
 #include "../../ptx/bulk_copy.cuh"
-#include "../../ptx/registers.cuh"
+#include "../split/frame.cuh"
 #include "query_consumer.cuh"
 
 namespace flamia::sm90::ds16 {
@@ -37,7 +37,7 @@ __device__ __forceinline__ void copy_for_queries(const BackwardParams& params, Q
     ptx::bulk_copy(buffer.query, params.query_rows + query_row * Config::kHeadDim, Config::kQueryBytes, queries_ready);
     ptx::bulk_copy(buffer.gradient, params.gradient_rows + query_row * Config::kHeadDim, Config::kQueryBytes, queries_ready);
 
-    const StepsOfKeys steps = steps_of_keys(window, first_query, Config::kQueryTile, document.length);
+    const TileRange steps = steps_of_keys(window, first_query, Config::kQueryTile, document.length);
     const std::int64_t document_row = next.head / group * params.slots + document.slot_start;
     for (int step = steps.first; step <= steps.last; ++step, stages = stages.next()) {
       const std::int64_t row = document_row + static_cast<std::int64_t>(step) * kKeyStep, at = row * Config::kHeadDim;
@@ -56,35 +56,19 @@ __device__ __forceinline__ void copy_for_queries(const BackwardParams& params, Q
 }
 
 template <class Config>
-__device__ __forceinline__ void initialise(QueryStorage<Config>& storage) {
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < Config::kQueryBuffers; ++i) {
-      ptx::barrier_init(&storage.queries_ready[i], 1);
-      ptx::barrier_init(&storage.queries_free[i], Config::kConsumerWarps);
-    }
-    for (int i = 0; i < Config::kStages; ++i) {
-      ptx::barrier_init(&storage.stage_ready[i], 1);
-      ptx::barrier_init(&storage.stage_free[i], Config::kConsumerWarps);
-    }
-  }
-  ptx::fence_before_async_use();
-  __syncthreads();
-}
-
-template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     query_gradient_kernel(const __grid_constant__ BackwardParams params, GradientFormat format, bool rotated) {
   extern __shared__ __align__(1024) std::uint8_t shared_memory[];
   auto& storage = *reinterpret_cast<QueryStorage<Config>*>(shared_memory);
-  const int warpgroup = __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / 128, 0), thread = threadIdx.x % 128;
-  initialise<Config>(storage);
-  if (warpgroup == 2) {
-    ptx::give_registers<Config::kProducerRegisters>();
-    if (thread == 0) copy_for_queries<Config>(params, storage);
-  } else {
-    ptx::take_registers<Config::kConsumerRegisters>();
-    consume_queries<Config>(params, storage, format, rotated, warpgroup);
-  }
+  split::run_roles<Config>(
+      [&] {
+        split::initialise_ring(storage.queries_ready, storage.queries_free, Config::kConsumerWarps);
+        split::initialise_ring(storage.stage_ready, storage.stage_free, Config::kConsumerWarps);
+      },
+      [&](int thread) {
+        if (thread == 0) copy_for_queries<Config>(params, storage);
+      },
+      [&](int, int group) { consume_queries<Config>(params, storage, format, rotated, group); });
 }
 
 }  // namespace flamia::sm90::ds16

@@ -3,29 +3,21 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include "../launch_persistent.cuh"
 #include "kernel.cuh"
 
 namespace flamia::sm90::forward {
 
-inline constexpr int kSharedAlign = 128;  // dynamic shared memory is only promised 16 bytes of alignment
-
 template <class Config>
 cudaError_t launch(const ForwardParams& params, cudaStream_t stream) {
-  constexpr int shared_bytes = static_cast<int>(sizeof(Storage<Config>)) + kSharedAlign;
-  static_assert(shared_bytes <= 227 * 1024, "a block may use 227 KiB of shared memory");
   int device = 0, multiprocessors = 0;
   if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
   if (const cudaError_t error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
       error != cudaSuccess) {
     return error;
   }
-  if (const cudaError_t error =
-          cudaFuncSetAttribute(forward_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-      error != cudaSuccess) {
-    return error;
-  }
-  forward_kernel<Config><<<multiprocessors, Config::kThreads, shared_bytes, stream>>>(params);
-  return cudaGetLastError();
+  return launch_persistent<forward_kernel<Config>, static_cast<int>(sizeof(Storage<Config>)) + kSharedAlign>(
+      multiprocessors, Config::kThreads, stream, params);
 }
 
 }  // namespace flamia::sm90::forward

@@ -22,11 +22,11 @@ struct TileRange {
   int first, last;
 };
 
-/// Tiles in which any of the queries first_query ... first_query + count - 1 (clipped to the document) sees a key; empty past its end.
-FLAMIA_LAYOUT_FN TileRange tile_range(Window window, int first_query, int count, int length) {
+/// Tiles of `keys` keys in which any of the queries first_query ... first_query + count - 1 (clipped to the document) sees a key; empty past its end.
+FLAMIA_LAYOUT_FN TileRange tile_range(Window window, int first_query, int count, int length, int keys = kKeyTile) {
   if (first_query >= length) return {0, -1};
   const int last_query = first_query + count < length ? first_query + count - 1 : length - 1;
-  return {window.first_key(first_query) / kKeyTile, window.last_key(last_query, length) / kKeyTile};
+  return {window.first_key(first_query) / keys, window.last_key(last_query, length) / keys};
 }
 
 /// A document's items are aligned to its end: the one that is not full, in groups of `rows` queries, is the first, which has the fewest keys

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the two kernels of the split pass have in common around their work: two consumer warpgroups, a copying thread in the third, and rings of
-// buffers between them.
+// What the kernels of the split pass and of ../backward_ds16 have in common around their work: two consumer warpgroups, copying threads in the
+// third, and rings of buffers between them.
 #pragma once
 #include <cstdint>
 
@@ -26,7 +26,7 @@ __device__ __forceinline__ void initialise_ring(std::uint64_t (&ready)[kSlots], 
   }
 }
 
-/// `initialise` by one thread; then consume(thread of the warpgroup, warpgroup) beside copy().
+/// `initialise` by one thread; then consume(thread of the warpgroup, warpgroup) beside copy(thread of the warpgroup).
 template <class Config, class Initialise, class Copy, class Consume>
 __device__ __forceinline__ void run_roles(Initialise initialise, Copy copy, Consume consume) {
   const int warpgroup = __shfl_sync(backward::kFullWarp, static_cast<int>(threadIdx.x) / 128, 0), thread = threadIdx.x % 128;
@@ -35,7 +35,7 @@ __device__ __forceinline__ void run_roles(Initialise initialise, Copy copy, Cons
   __syncthreads();
   if (warpgroup == 2) {
     ptx::give_registers<Config::kProducerRegisters>();
-    if (thread == 0) copy();
+    copy(thread);
   } else {
     ptx::take_registers<Config::kConsumerRegisters>();
     consume(thread, warpgroup);

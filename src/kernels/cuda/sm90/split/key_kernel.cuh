@@ -72,7 +72,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         initialise_ring(storage.keys_ready, storage.keys_free, Config::kConsumerWarps);
         initialise_ring(storage.stage_ready, storage.stage_free, Config::kConsumerWarps);
       },
-      [&] { copy_for_keys<Config>(params, storage); },
+      [&](int thread) {
+        if (thread == 0) copy_for_keys<Config>(params, storage);
+      },
       [&](int thread, int group) { consume_keys<Config>(params, storage, format, rotated, thread, group); });
 }
 

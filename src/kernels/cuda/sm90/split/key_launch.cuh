@@ -3,6 +3,7 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include "../launch_persistent.cuh"
 #include "instances.hpp"
 #include "key_kernel.cuh"
 
@@ -10,16 +11,8 @@ namespace flamia::sm90::split {
 
 template <class Instance>
 cudaError_t launch_keys(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream) {
-  constexpr int shared_bytes = static_cast<int>(sizeof(KeyStorage<Instance>)) + kSharedAlign;
-  static_assert(shared_bytes <= 227 * 1024, "a block may use 227 KiB of shared memory");
-  if (const cudaError_t error =
-          cudaFuncSetAttribute(key_gradients_kernel<Instance>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-      error != cudaSuccess) {
-    return error;
-  }
-  key_gradients_kernel<Instance>
-      <<<multiprocessors, Instance::kThreads, shared_bytes, stream>>>(params, config.gradients, config.rotated);
-  return cudaGetLastError();
+  return launch_persistent<key_gradients_kernel<Instance>, static_cast<int>(sizeof(KeyStorage<Instance>)) + kSharedAlign>(
+      multiprocessors, Instance::kThreads, stream, params, config.gradients, config.rotated);
 }
 
 template <int kHeadDim, ScaleGroup kScaleGroup>

@@ -64,7 +64,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         initialise_ring(storage.queries_ready, storage.queries_free, Config::kConsumerWarps);
         initialise_ring(storage.stage_ready, storage.stage_free, Config::kConsumerWarps);
       },
-      [&] { copy_for_queries<Config>(params, storage); },
+      [&](int thread) {
+        if (thread == 0) copy_for_queries<Config>(params, storage);
+      },
       [&](int thread, int group) { consume_queries<Config>(params, storage, format, rotated, thread, group); });
 }
 

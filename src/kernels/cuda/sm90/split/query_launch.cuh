@@ -3,6 +3,7 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include "../launch_persistent.cuh"
 #include "instances.hpp"
 #include "query_kernel.cuh"
 
@@ -12,16 +13,8 @@ template <int kHeadDim, ScaleGroup kScaleGroup>
 cudaError_t launch_query_gradient(const BackwardParams& params, const BackwardConfig& config, int multiprocessors,
                                   cudaStream_t stream) {
   using Instance = QueryConfig<kHeadDim, kScaleGroup>;
-  constexpr int shared_bytes = static_cast<int>(sizeof(QueryStorage<Instance>)) + kSharedAlign;
-  static_assert(shared_bytes <= 227 * 1024, "a block may use 227 KiB of shared memory");
-  if (const cudaError_t error =
-          cudaFuncSetAttribute(query_gradient_kernel<Instance>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-      error != cudaSuccess) {
-    return error;
-  }
-  query_gradient_kernel<Instance>
-      <<<multiprocessors, Instance::kThreads, shared_bytes, stream>>>(params, config.gradients, config.rotated);
-  return cudaGetLastError();
+  return launch_persistent<query_gradient_kernel<Instance>, static_cast<int>(sizeof(QueryStorage<Instance>)) + kSharedAlign>(
+      multiprocessors, Instance::kThreads, stream, params, config.gradients, config.rotated);
 }
 
 }  // namespace flamia::sm90::split

@@ -10,8 +10,6 @@ namespace flamia::sm90::split {
 
 using namespace backward;
 
-inline constexpr int kSharedAlign = 128;  // dynamic shared memory is only promised 16 bytes of alignment
-
 /// The trips begin this many steps before an item's last copy: a ticket held for long is work that another block could have begun.
 inline constexpr int kStepsAhead = 4;
 
