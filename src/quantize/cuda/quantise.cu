@@ -56,7 +56,8 @@ __device__ __forceinline__ std::uint32_t guess_before(const Lane& lane, std::uin
 /// shuffles: with 9 blocks (96 registers) it is 15 % slower (docs/log/quantise.md).
 constexpr int kResidentUnits = 12;
 
-template <int D, class Element, bool kRotate, Prefix kPrefix>
+/// kRows16: values in BF16 too. An instance of its own, because what it takes in registers slows the others down.
+template <int D, class Element, bool kRotate, Prefix kPrefix, bool kRows16>
 __global__ __launch_bounds__(kUnitThreads, kResidentUnits) void quantise_kernel(const __grid_constant__ QuantiseParams p) {
   __shared__ Shared<D> shared;
   if constexpr (kPrefix != Prefix::none) ptx::let_next_grid_start();
@@ -123,7 +124,7 @@ __global__ __launch_bounds__(kUnitThreads, kResidentUnits) void quantise_kernel(
     }
     encode(x, scale, kRotate ? numerics::rotation_norm(D) : 1.f, codes);
     if (p.rows != nullptr) store_rows<D>(codes, lane, p.rows + at * D);
-    if (p.rows16 != nullptr) store_rows16<D>(codes, scale, lane, p.rows16 + at * D);
+    if constexpr (kRows16) store_rows16<D>(codes, scale, lane, p.rows16 + at * D);
     if (p.transposed != nullptr) store_transposed<D>(codes, p.order, lane, shared.stage[lane.warp], p.transposed + at * D);
   }
 }
@@ -179,21 +180,27 @@ cudaError_t enqueue_with_prefix(Quantise quantise, Prefix prefix, const Quantise
   return launch_overlapped(prefix, grid, 32 * kPrefixWarps, stream, p);
 }
 
-template <int D, class Element, bool kRotate>
+template <int D, class Element, bool kRotate, bool kRows16>
 cudaError_t enqueue(const QuantiseParams& p, unsigned units, cudaStream_t stream) {
   if (p.group == Group::tensor) maximum_kernel<D, Element, kRotate><<<units, kUnitThreads, 0, stream>>>(p);
   switch (p.prefix) {
     case Prefix::none:
-      quantise_kernel<D, Element, kRotate, Prefix::none><<<units, kUnitThreads, 0, stream>>>(p);
+      quantise_kernel<D, Element, kRotate, Prefix::none, kRows16><<<units, kUnitThreads, 0, stream>>>(p);
       return cudaGetLastError();
     case Prefix::record:  // a scan of bytes: which operand they belong to does not matter
-      return enqueue_with_prefix(quantise_kernel<D, Element, kRotate, Prefix::record>,
-                                 prefix_kernel<64, __nv_bfloat16, false, Prefix::record>, p, units, stream);
+      return enqueue_with_prefix(quantise_kernel<D, Element, kRotate, Prefix::record, kRows16>,
+                                 prefix_kernel<64, __nv_bfloat16, false, Prefix::record, false>, p, units, stream);
     case Prefix::sticky:
-      return enqueue_with_prefix(quantise_kernel<D, Element, kRotate, Prefix::sticky>,
-                                 prefix_kernel<D, Element, kRotate, Prefix::sticky>, p, units, stream);
+      return enqueue_with_prefix(quantise_kernel<D, Element, kRotate, Prefix::sticky, kRows16>,
+                                 prefix_kernel<D, Element, kRotate, Prefix::sticky, kRows16>, p, units, stream);
   }
   return cudaErrorInvalidValue;
+}
+
+template <int D, class Element, bool kRotate>
+cudaError_t enqueue(const QuantiseParams& p, unsigned units, cudaStream_t stream) {
+  return p.rows16 != nullptr ? enqueue<D, Element, kRotate, true>(p, units, stream)
+                             : enqueue<D, Element, kRotate, false>(p, units, stream);
 }
 
 template <int D, class Element>
