@@ -6,12 +6,14 @@
 
 Random tokens: text does not change the speed, document lengths do, and here all documents of a step have one length. The attentions take turns, stretch by
 stretch, so that the clock and the temperature are the same for all; a figure is the median of the stretches. Every block is compiled.
+watched_ms is a step inside flamia.watch, with its stats counted: what a log of every hundredth step costs.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import math
 import statistics
 import time
 from pathlib import Path
@@ -22,7 +24,7 @@ import attention as attentions
 import train
 from model import GPT, loss
 
-COLUMNS = ["attention", "length", "tokens", "ms", "ms_least", "ms_greatest", "tokens_per_s", "peak_gb", "gpu", "torch"]
+COLUMNS = ["attention", "length", "tokens", "ms", "ms_least", "ms_greatest", "tokens_per_s", "peak_gb", "watched_ms", "gpu", "torch"]
 
 
 class Steps:
@@ -60,6 +62,18 @@ class Steps:
     def wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+
+    def watched(self) -> float:
+        """Seconds of a step that flamia.watch samples, counting included; NaN for other attentions."""
+        if not self.told.attention.startswith("flamia:"):
+            return math.nan
+        import flamia
+        self.wait()
+        began = time.perf_counter()
+        with flamia.watch() as seen:
+            self.run(1)
+        assert len(seen.stats()) == len(self.model.blocks)
+        return time.perf_counter() - began
 
     def prepare(self) -> None:
         """Compiles, warms up, and finds the memory that one step needs beyond what other models hold."""
@@ -100,13 +114,13 @@ def main(argv: list[str] | None = None) -> None:
             for name, run in runs.items():
                 ms = [1000 * t for t in run.times]
                 middle, tokens = statistics.median(ms), run.tokens.numel()
-                base = base or middle
+                base, watched = base or middle, 1000 * statistics.median(run.watched() for _ in range(3))
                 table.writerow({"attention": name, "length": length, "tokens": tokens, "ms": f"{middle:.3f}", "ms_least": f"{min(ms):.3f}",
                                 "ms_greatest": f"{max(ms):.3f}", "tokens_per_s": round(1000 * tokens / middle), "peak_gb": f"{run.peak / 1e9:.2f}",
-                                "gpu": gpu, "torch": torch.__version__})
+                                "watched_ms": "" if math.isnan(watched) else f"{watched:.1f}", "gpu": gpu, "torch": torch.__version__})
                 file.flush()
                 print(f"{length:6} {name:28} {middle:8.2f} ms a step, {middle / base:.3f} of {options.attention[0]}'s; "
-                      f"{tokens / middle:.0f} k tokens/s; {run.peak / 1e9:.2f} GB", flush=True)
+                      f"{tokens / middle:.0f} k tokens/s; {run.peak / 1e9:.2f} GB; watched {watched:.1f} ms", flush=True)
             del runs, run
 
 

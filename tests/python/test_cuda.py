@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="flamia's Python tests need PyTorch 2.11 or later")
+
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import exact  # noqa: E402
 import flamia  # noqa: E402
@@ -26,7 +30,7 @@ def inputs(head_dim: int = 128):
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8-exact"])
+@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8-exact", "fp8-tensor"])
 @torch.no_grad()
 def test_forward_as_on_the_cpu(recipe: str, head_dim: int) -> None:
     q, k, v, _, cu = inputs(head_dim)
@@ -66,7 +70,7 @@ def _deterministic():
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8-exact"])
+@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8-exact", "fp8-tensor"])
 def test_gradients_as_on_the_cpu(recipe: str, head_dim: int) -> None:
     q, k, v, d_out, cu = inputs(head_dim)
     got = run(*on_gpu(q, k, v, cu, d_out), recipe)
@@ -127,6 +131,60 @@ def test_compiled_training_step() -> None:
     compiled = torch.compile(flamia.attention, fullgraph=True, backend="aot_eager")
     wanted = run(q, k, v, cu, d_out)
     assert all(torch.equal(a, b) for a, b in zip(run(q, k, v, cu, d_out, attend=compiled), wanted, strict=True))
+
+
+OPTIONS = ("mxfp8", True, -1, -1, 0.0, True)
+
+
+def test_opcheck() -> None:
+    q, k, v, d_out, cu = on_gpu(*inputs())
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    torch.library.opcheck(torch.ops.flamia.attn_forward.default, (*leaves, cu, *OPTIONS, True))
+    with torch.no_grad():
+        out, _, saved = torch.ops.flamia.attn_forward(q, k, v, cu, *OPTIONS, True)
+    torch.library.opcheck(torch.ops.flamia.attn_backward.default, (d_out, out, cu, saved, 2, *OPTIONS))
+
+
+@pytest.mark.usefixtures("_deterministic")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_training_step(reentrant: bool) -> None:
+    def attend(*arguments, recipe: str):
+        return checkpoint(functools.partial(flamia.attention, recipe=recipe), *arguments, use_reentrant=reentrant)
+
+    q, k, v, d_out, cu = on_gpu(*inputs())
+    wanted = run(q, k, v, cu, d_out)
+    assert all(torch.equal(a, b) for a, b in zip(run(q, k, v, cu, d_out, attend=attend), wanted, strict=True))
+
+
+@pytest.mark.usefixtures("_deterministic")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_is_bfloat16(dtype: torch.dtype) -> None:
+    def attend(*arguments, recipe: str):
+        with torch.autocast("cuda", dtype=dtype):
+            return flamia.attention(*arguments, recipe=recipe)
+
+    q, k, v, d_out, cu = on_gpu(*inputs())
+    got = run(q.float(), k.float(), v.float(), cu, d_out, attend=attend)
+    assert [x.dtype for x in got] == [torch.bfloat16, *[torch.float32] * 3]
+    assert all(torch.equal(a, b.to(a.dtype)) for a, b in zip(got, run(q, k, v, cu, d_out), strict=True))
+
+
+def test_watch_samples_what_the_cpu_counts() -> None:
+    q, k, v, d_out, cu = inputs()
+    with flamia.watch(head=3) as seen:
+        run(*on_gpu(q, k, v, cu, d_out))
+    found, = seen.stats()
+    assert found == flamia.stats(q[:, 3:], k[:, 1:], v[:, 1:], cu, d_out[:, 3:]) != flamia.stats(q[:, 2:3], k[:, 1:], v[:, 1:], cu, d_out[:, 2:3])
+
+
+def test_what_nothing_differentiates_raises() -> None:
+    q, k, v, d_out, cu = on_gpu(*inputs())
+    out = flamia.attention(q.requires_grad_(), k, v, cu)
+    gradient, = torch.autograd.grad(out.float().square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
+        gradient.sum().backward()
+    with pytest.raises(NotImplementedError, match="torch.func"):
+        torch.func.grad(lambda x: flamia.attention(x, k, v, cu).float().sum())(q.detach())
 
 
 def test_float16_and_views() -> None:

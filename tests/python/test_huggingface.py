@@ -112,12 +112,18 @@ def test_sliding_window() -> None:
     assert far(build("flamia", "Mistral", sliding_window=9)(ids, use_cache=False).logits, wanted) > 0.02
 
 
-def test_training_lowers_the_loss() -> None:
-    model, ids = build("flamia-exact"), tokens(2, 40)
+NEEDS_GPU = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+                                                 reason="needs a Hopper GPU"))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+def test_training_lowers_the_loss(device: str) -> None:
+    model, ids = build("flamia-exact", head_dim=64).to(device), tokens(2, 40).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []
-    for _ in range(8):
-        loss = model(ids, labels=ids).loss
+    for _ in range(14):
+        with torch.autocast(device, dtype=torch.bfloat16):
+            loss = model(ids, labels=ids).loss
         loss.backward()
         optimizer.step(), optimizer.zero_grad()
         losses.append(float(loss))
