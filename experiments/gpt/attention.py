@@ -16,35 +16,16 @@ so no document is longer. A name may carry an argument after a colon: `flamia:mx
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-Attention = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
-Factory = Callable[[str, int], Attention]
+import emulation  # noqa: F401 -- registers `emulated:<recipe>`
+import flamia_attention  # noqa: F401 -- registers `flamia:<recipe>`
+from registry import Attention, make, register
 
-_factories: dict[str, Factory] = {}
-
-
-def register(name: str) -> Callable[[Factory], Factory]:
-    """Decorator: makes `factory(argument, row) -> attention` available under `name` or `name:argument`."""
-    def add(factory: Factory) -> Factory:
-        if name in _factories:
-            raise ValueError(f"attention {name!r} is registered already")
-        _factories[name] = factory
-        return factory
-    return add
-
-
-def make(name: str, row: int) -> Attention:
-    """The attention called `name`, for packed rows of `row` tokens."""
-    base, _, argument = name.partition(":")
-    if base not in _factories:
-        raise ValueError(f"attention {name!r} is unknown; registered are: {', '.join(sorted(_factories))}")
-    return _factories[base](argument, row)
+__all__ = ["Attention", "make", "register"]
 
 
 def _no_argument(name: str, argument: str) -> None:
@@ -108,6 +89,3 @@ def _varlen(argument: str, row: int) -> Attention:
         return varlen_attn(q, k, v, cu_seqlens, cu_seqlens, row, row, scale=scale, window_size=(-1, 0))
     return attention
 
-
-import emulation  # noqa: E402, F401 -- registers `emulated:<recipe>`; needs `register` above
-import flamia_attention  # noqa: E402, F401 -- registers `flamia:<recipe>`

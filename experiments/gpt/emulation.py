@@ -13,16 +13,19 @@ Options after the recipe, each a mistake that training should show:
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attention import Attention, register
-from emulation_numbers import LEAST, TILE, Operand, Reference, Tiles, exp2, exponent, fma, pow2, quantise, rotate, rotate_back, rounded, scaled
+from registry import Attention, register
+from emulation_numbers import LEAST, TILE, Operand, Place, Reference, Tiles, exp2, exponent, fma, pow2, quantise, rotate, rotate_back, rounded, scaled
 
 MISTAKES = {"backward_exp2": ("mitchell", "schraudolph"), "backward_reference": ("integer",), "ds": ("constant",)}
 
@@ -109,13 +112,42 @@ class Saved:
     out: Tensor  # float32 [tiles, heads, 128, d], rounded to BF16
 
 
+@functools.cache
+def _fused(function: Callable[..., None], backend: str) -> Callable[..., None]:
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)  # recipes, places, groups of one tile
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
+
+    def run(*arguments: Any) -> None:
+        _tiles_vary(arguments)
+        compiled(*arguments)
+    return run
+
+
+def _tiles_vary(x: Any) -> None:
+    """The number of tiles is another in every step, all other sizes are constants of the code."""
+    if isinstance(x, Tensor) and x.dim():
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+    elif isinstance(x, tuple):
+        for part in x:
+            _tiles_vary(part)
+    elif isinstance(x, (Operand, Reference, Saved, Gradients)):
+        _tiles_vary(tuple(vars(x).values()))
+
+
+def _compiled(function: Callable[..., None], device: torch.device) -> Callable[..., None]:
+    """On a GPU the elementwise work between two products is one kernel: some ten times faster. EMULATION_BACKEND: another backend of
+    torch.compile, on a CPU too; "none" for none."""
+    backend = os.environ.get("EMULATION_BACKEND", "inductor" if device.type == "cuda" else "none")
+    return function if backend == "none" else _fused(function, backend)
+
+
 def _diagonal(device: torch.device) -> Tensor:
     return torch.ones(TILE, TILE, dtype=torch.bool, device=device).tril()
 
 
-def _scores(q: Operand, k: Operand, at: Tensor, step: int, s: Settings) -> tuple[Tensor, Tensor]:
+def _scores(q: Operand, k: Operand, at: Tensor, back: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
     """y [tiles, heads, queries, keys] and rho [tiles, heads, queries, 1]; t = y * rho."""
-    y = scaled(q.values[at] @ k.values[at - step].transpose(-1, -2), k.exponent[at - step][:, :, None, :])
+    y = scaled(q.values[at] @ k.values[back].transpose(-1, -2), k.exponent[back][:, :, None, :])
     base = torch.full((), s.scale_log2, dtype=torch.float32, device=y.device)
     return y, scaled(base, q.exponent[at])[..., None]
 
@@ -127,39 +159,48 @@ def _block_exponents(form: dict[str, Any], z: Tensor) -> Tensor:
     return exponent(blocks, form["rule"]).repeat_interleave(rows, -2).repeat_interleave(columns, -1)
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, s: Settings) -> Saved:
+def _forward_tile(operands: tuple[Operand, Operand, Operand], rows: Reference, l: Tensor, total: Tensor, at: Tensor, back: Tensor,  # noqa: E741
+                  number: Tensor, place: Place, s: Settings) -> None:
+    """The tiles `at` of queries attend the tiles `back` of keys: moves rows, l and total."""
+    q, k, v = operands
+    b, p_form = s.code_exponent, s.recipe["p"]["first"]
+    y, rho = _scores(q, k, at, back, s)
+    seen = _diagonal(y.device) if place.first else torch.ones((), dtype=torch.bool, device=y.device)
+    correction = rows.move(at, place, y, rho, seen)
+    new = rows.m[at]
+    key_exponent = v.exponent[back]
+    if p_form["group"]["kind"] == "blocks":
+        p = torch.where(seen, exp2(fma(y, rho, -new[..., None]), s.kind), 0)
+        e = _block_exponents(p_form, p)
+        codes = scaled(rounded(p * pow2(-e), p_form["element"]), e)
+        row_sum, values, reference = codes.sum(-1), v.values[back] * pow2(key_exponent)[..., None], torch.zeros_like(new).int()
+    else:
+        unfolded = rounded(exp2(fma(y, rho, b - new[..., None]), s.kind), p_form["element"])
+        row_sum = torch.where(seen, unfolded, 0).sum(-1) * 2.0 ** -b
+        greatest = key_exponent.cummax(-1).values if place.first else key_exponent.amax(-1, keepdim=True).expand_as(key_exponent)
+        fold = (key_exponent[:, :, None, :] - greatest[..., None] + b).float()
+        codes = torch.where(seen, rounded(exp2(fma(y, rho, fold - new[..., None]), s.kind), p_form["element"]), 0)
+        values, reference = v.values[back], greatest
+    l[at] = l[at] * correction + row_sum
+    if p_form["group"]["kind"] != "blocks":
+        rows.free(at, place, number, row_sum * 2.0 ** b, l[at] * 2.0 ** b)
+    total[at] = fma(total[at], correction[..., None], scaled(codes @ values, reference[..., None]))
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, s: Settings) -> tuple[Saved, Tensor]:
     """q, k, v from Tiles.gather."""
-    recipe, b = s.recipe, s.code_exponent
+    recipe = s.recipe
     turn = rotate if s.rotate else (lambda x: x)
     forms = {name: {use: quantise(x, recipe[name][use], tiles) for use in ("first", "second")}
              for name, x in (("q", turn(q)), ("k", turn(k)), ("v", v))}
-    q1, k1, v1 = (forms[name]["first"] for name in "qkv")
-    p_form = recipe["p"]["first"]
-    rows, l, total = Reference(q[..., 0], tiles, recipe["softmax"]["reference"] == "tilesum", s.kind), torch.zeros_like(q[..., 0]), torch.zeros_like(q)  # noqa: E741
+    first = tuple(forms[name]["first"] for name in "qkv")
+    rows = Reference(q[..., 0], recipe["softmax"]["reference"] == "tilesum", s.kind)
+    l, total = torch.zeros_like(q[..., 0]), torch.zeros_like(q)  # noqa: E741
+    run = _compiled(_forward_tile, q.device)
     for step, at in enumerate(tiles.steps):
-        y, rho = _scores(q1, k1, at, step, s)
-        seen = _diagonal(y.device) if step == 0 else torch.ones((), dtype=torch.bool, device=y.device)
-        correction = rows.move(at, step, y, rho, seen)
-        new = rows.m[at]
-        key_exponent = v1.exponent[at - step]
-        if p_form["group"]["kind"] == "blocks":
-            p = torch.where(seen, exp2(fma(y, rho, -new[..., None]), s.kind), 0)
-            e = _block_exponents(p_form, p)
-            codes = scaled(rounded(p * pow2(-e), p_form["element"]), e)
-            row_sum, values, reference = codes.sum(-1), v1.values[at - step] * pow2(key_exponent)[..., None], torch.zeros_like(new).int()
-        else:
-            unfolded = rounded(exp2(fma(y, rho, b - new[..., None]), s.kind), p_form["element"])
-            row_sum = torch.where(seen, unfolded, 0).sum(-1) * 2.0 ** -b
-            greatest = key_exponent.cummax(-1).values if step == 0 else key_exponent.amax(-1, keepdim=True).expand_as(key_exponent)
-            fold = (key_exponent[:, :, None, :] - greatest[..., None] + b).float()
-            codes = torch.where(seen, rounded(exp2(fma(y, rho, fold - new[..., None]), s.kind), p_form["element"]), 0)
-            values, reference = v1.values[at - step], greatest
-        l[at] = l[at] * correction + row_sum
-        if p_form["group"]["kind"] != "blocks":
-            rows.free(at, step, row_sum * 2.0 ** b, l[at] * 2.0 ** b)
-        total[at] = fma(total[at], correction[..., None], scaled(codes @ values, reference[..., None]))
-    out = total * 2.0 ** -b / l[..., None]
-    return Saved(q1, k1, v1, *(forms[name]["second"] for name in "qkv"), rows.m, l, rounded(out, "bf16")), out
+        run(first, rows, l, total, at, at - step, (tiles.depth[at] - step)[:, None, None], Place.of(step), s)
+    out = total * 2.0 ** -s.code_exponent / l[..., None]
+    return Saved(*first, *(forms[name]["second"] for name in "qkv"), rows.m, l, rounded(out, "bf16")), out
 
 
 def _pre_scale(g: Operand, saved: Saved, tiles: Tiles) -> Tensor:
@@ -209,9 +250,77 @@ def _payload(form: dict[str, Any], one: bool, ds: Tensor, g: Operand, partner: T
     return scaled(values, e), nothing
 
 
+@dataclass
+class Gradients:
+    """What a backward pass knows of its queries, and the sums that it adds to."""
+    g: Operand
+    g2: Operand
+    d: Tensor
+    m: Tensor
+    pre_scale: Tensor | None
+    d_q: Tensor
+    d_k: Tensor
+    d_v: Tensor
+
+
+def _backward_tile(saved: Saved, sums: Gradients, at: Tensor, back: Tensor, inside: Tensor, place: Place, s: Settings,
+                   seen_by: Rounding | None = None) -> None:
+    """Adds what the tiles `at` of queries and `back` of keys have of the gradients."""
+    recipe, b, one = s.recipe, s.code_exponent, s.recipe["one_ds_payload"]
+    p_form, ds_first = recipe["p"]["second"], recipe["d_s"]["first"]
+    ds_second = ds_first if one else recipe["d_s"]["second"]
+    kind = s.mistakes.get("backward_exp2", s.kind)
+    m, own = sums.m[at], sums.g2.exponent[at]
+    y, rho = _scores(saved.q, saved.k, at, back, s)
+    seen = inside[:, None, :, None] & (_diagonal(y.device) if place.first else True)
+    if recipe["gradient_p"] == "codes":
+        p = rounded(exp2(fma(y, rho, b - m), kind), recipe["p"]["first"]["element"]) * 2.0 ** -b
+    else:
+        p = exp2(fma(y, rho, -m), kind)
+    e = saved.v2.exponent[back][:, :, None, :]
+    low = e.bitwise_right_shift(1)
+    dp = sums.g.values[at] @ saved.v2.values[back].transpose(-1, -2)
+    ds = torch.where(seen, p * fma(dp * pow2(low), pow2(e - low), -sums.d[at]), 0)
+
+    # dV
+    if p_form["group"]["kind"] == "blocks":
+        p = torch.where(seen, exp2(fma(y, rho, -m), kind), 0)
+        e = _block_exponents(p_form, p)
+        codes = scaled(rounded(p * pow2(-e), p_form["element"]), e + own[..., None])
+        reference = torch.zeros_like(own)
+    else:
+        reference = own.flip(-1).cummax(-1).values.flip(-1) if place.first else own.amax(-1, keepdim=True).expand_as(own)
+        shift = (own[..., None] - reference[:, :, None, :] + b).float()
+        codes = torch.where(seen, rounded(exp2(fma(y, rho, shift - m), kind), p_form["element"]), 0)
+        reference = reference - b
+    sums.d_v[back] += scaled(codes.transpose(-1, -2) @ sums.g2.values[at], reference[..., None])
+
+    # dK: an outer exponent holds for the queries of one block
+    query = saved.q2.exponent[at][..., None]
+    payload, outer = _payload(ds_second, one, ds, sums.g.exponent[at], query, False, place.first)
+    rounded_ds = {"dk": scaled(payload, outer - query)} if seen_by is not None else {}
+    rows = ds_second["group"]["rows"] if outer.dim() else TILE
+    for row in range(0, TILE, rows or TILE):
+        part = payload[..., row:row + rows, :].transpose(-1, -2) @ saved.q2.values[at][..., row:row + rows, :]
+        sums.d_k[back] += scaled(part, outer[..., row, :][..., None]) if outer.dim() else part
+
+    # dQ
+    key = saved.k2.exponent[back][:, :, None, :]
+    payload, outer = _payload(ds_first, one, ds, sums.g.exponent[at], key, True, place.first)
+    if seen_by is not None:
+        seen_by.add(scaled(ds, sums.g.exponent[at][..., None]), rounded_ds | {"dq": scaled(payload, outer - key)})
+    part = payload @ saved.k2.values[back]
+    e = outer[..., 0] if outer.dim() else torch.zeros_like(sums.g.exponent[at])
+    if sums.pre_scale is not None:
+        part = scaled(part, (e + sums.pre_scale[at])[..., None]).half().float()
+        sums.d_q[at] = (sums.d_q[at] + part).half().float()
+    else:
+        sums.d_q[at] += scaled(part, e[..., None])
+
+
 def backward(d_out: Tensor, saved: Saved, tiles: Tiles, s: Settings, seen_by: Rounding | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """(d_q, d_k, d_v) in the layout of Tiles.gather, float32."""
-    recipe, b = s.recipe, s.code_exponent
+    recipe = s.recipe
     classical = recipe["d_out"]["first"]["element"] == recipe["d_out"]["second"]["element"] == "bf16"
     d_o = d_out if classical else torch.where(saved.l[..., None] == 0, 0, d_out / saved.l[..., None])
     g, g2 = (quantise(d_o, recipe["d_out"][use], tiles) for use in ("first", "second"))
@@ -219,61 +328,12 @@ def backward(d_out: Tensor, saved: Saved, tiles: Tiles, s: Settings, seen_by: Ro
     m = saved.m + torch.log2(saved.l.double()).float() if classical else saved.m
     if s.mistakes.get("backward_reference"):
         m = torch.ceil(m)
-    kind = s.mistakes.get("backward_exp2", s.kind)
-    m, one = m[..., None], recipe["one_ds_payload"]
-    p_form, ds_first = recipe["p"]["second"], recipe["d_s"]["first"]
-    ds_second = ds_first if one else recipe["d_s"]["second"]
-    half = recipe["accumulation"]["dq_f16"]
-    pre_scale = _pre_scale(g, saved, tiles) if half else None
-    d_q, d_k, d_v = (torch.zeros_like(d_out) for _ in range(3))
+    pre_scale = _pre_scale(g, saved, tiles) if recipe["accumulation"]["dq_f16"] else None
+    sums = Gradients(g, g2, d, m[..., None], pre_scale, *(torch.zeros_like(d_out) for _ in range(3)))
+    run = _backward_tile if seen_by is not None else _compiled(_backward_tile, d_out.device)
     for step, at in enumerate(tiles.steps):
-        back = at - step
-        y, rho = _scores(saved.q, saved.k, at, step, s)
-        seen = tiles.inside[at][:, None, :, None] & (_diagonal(y.device) if step == 0 else True)
-        if recipe["gradient_p"] == "codes":
-            p = rounded(exp2(fma(y, rho, b - m[at]), kind), recipe["p"]["first"]["element"]) * 2.0 ** -b
-        else:
-            p = exp2(fma(y, rho, -m[at]), kind)
-        e = saved.v2.exponent[back][:, :, None, :]
-        low = e.bitwise_right_shift(1)
-        dp = g.values[at] @ saved.v2.values[back].transpose(-1, -2)
-        ds = torch.where(seen, p * fma(dp * pow2(low), pow2(e - low), -d[at]), 0)
-
-        # dV
-        if p_form["group"]["kind"] == "blocks":
-            p = torch.where(seen, exp2(fma(y, rho, -m[at]), kind), 0)
-            e = _block_exponents(p_form, p)
-            codes = scaled(rounded(p * pow2(-e), p_form["element"]), e + g2.exponent[at][..., None])
-            reference = torch.zeros_like(g2.exponent[at])
-        else:
-            own = g2.exponent[at]
-            reference = own.flip(-1).cummax(-1).values.flip(-1) if step == 0 else own.amax(-1, keepdim=True).expand_as(own)
-            shift = (own[..., None] - reference[:, :, None, :] + b).float()
-            codes = torch.where(seen, rounded(exp2(fma(y, rho, shift - m[at]), kind), p_form["element"]), 0)
-            reference = reference - b
-        d_v[back] += scaled(codes.transpose(-1, -2) @ g2.values[at], reference[..., None])
-
-        # dK: an outer exponent holds for the queries of one block
-        query = saved.q2.exponent[at][..., None]
-        payload, outer = _payload(ds_second, one, ds, g.exponent[at], query, False, step == 0)
-        rounded_ds = {"dk": scaled(payload, outer - query)} if seen_by is not None else {}
-        rows = ds_second["group"]["rows"] if outer.dim() else TILE
-        for row in range(0, TILE, rows or TILE):
-            part = payload[..., row:row + rows, :].transpose(-1, -2) @ saved.q2.values[at][..., row:row + rows, :]
-            d_k[back] += scaled(part, outer[..., row, :][..., None]) if outer.dim() else part
-
-        # dQ
-        key = saved.k2.exponent[back][:, :, None, :]
-        payload, outer = _payload(ds_first, one, ds, g.exponent[at], key, True, step == 0)
-        if seen_by is not None:
-            seen_by.add(scaled(ds, g.exponent[at][..., None]), rounded_ds | {"dq": scaled(payload, outer - key)})
-        part = payload @ saved.k2.values[back]
-        e = outer[..., 0] if outer.dim() else torch.zeros_like(g.exponent[at])
-        if pre_scale is not None:
-            part = scaled(part, (e + pre_scale[at])[..., None]).half().float()
-            d_q[at] = (d_q[at] + part).half().float()
-        else:
-            d_q[at] += scaled(part, e[..., None])
+        run(saved, sums, at, at - step, tiles.inside[at], Place.of(step), s, seen_by)
+    d_q, d_k, d_v = sums.d_q, sums.d_k, sums.d_v
     if pre_scale is not None:
         d_q = scaled(d_q, -pre_scale[..., None])
     if s.rotate:

@@ -149,19 +149,30 @@ def _careful(m: Tensor, x: Tensor) -> Tensor:
     return torch.where(x > covered, _phase32(covered, x) + 1, m)
 
 
+@dataclass
+class Place:
+    """Where in its document the key tile of a step lies; it changes what rows do, and compiles to code of its own."""
+    first: bool  # the tile of the queries themselves: the diagonal
+    early: bool
+    late: bool
+
+    @classmethod
+    def of(cls, step: int) -> Place:
+        return cls(step == 0, step < 3, step >= 16)
+
+
 class Reference:
     """Every row's reference m and how it moves: numerics.md §8 (phase32), §9 (tilesum)."""
 
-    def __init__(self, like: Tensor, tiles: Tiles, tilesum: bool, kind: str) -> None:
-        self.m, self.tiles, self.tilesum, self.kind = torch.zeros_like(like), tiles, tilesum, kind
-        if self.tilesum:
-            self.careful, self.rise = torch.ones_like(like, dtype=torch.bool), torch.zeros_like(like)
+    def __init__(self, like: Tensor, tilesum: bool, kind: str) -> None:
+        self.m, self.tilesum, self.kind = torch.zeros_like(like), tilesum, kind
+        self.careful, self.rise = torch.ones_like(like, dtype=torch.bool), torch.zeros_like(like)
 
-    def move(self, at: Tensor, step: int, y: Tensor, rho: Tensor, seen: Tensor) -> Tensor:
+    def move(self, at: Tensor, place: Place, y: Tensor, rho: Tensor, seen: Tensor) -> Tensor:
         """To the tile's scores; returns the factor of l and O."""
         x, old = torch.where(seen, y * rho, -math.inf).amax(-1), self.m[at]
-        if not self.tilesum or step == 0:
-            new = _phase32(old if step else None, x) + (1.0 if self.tilesum else 0.0)
+        if not self.tilesum or place.first:
+            new = _phase32(None if place.first else old, x) + (1.0 if self.tilesum else 0.0)
         else:
             careful, new = self.careful[at], old + self.rise[at]
             new = torch.where(careful, _careful(new, x), new)
@@ -170,22 +181,22 @@ class Reference:
             self.careful[at] = careful
             new = torch.where(careful, _careful(new, x), new)  # for a row that was careful before it changes nothing
         self.m[at] = new
-        return exp2(old - new, "hardware") if step else torch.zeros_like(new)
+        return torch.zeros_like(new) if place.first else exp2(old - new, "hardware")
 
-    def free(self, at: Tensor, step: int, tile: Tensor, total: Tensor) -> None:
-        """After the tile: sums of its codes and of all so far. Flat and settled rows that have more tiles to visit are free from here on."""
+    def free(self, at: Tensor, place: Place, number: Tensor, tile: Tensor, total: Tensor) -> None:
+        """After the tile: sums of its codes and of all so far. Flat and settled rows that have more tiles to visit are free from here on.
+        number: of those tiles."""
         if not self.tilesum:
             return
-        keys = torch.arange(1, TILE + 1, device=tile.device) if step == 0 else torch.full((TILE,), TILE, device=tile.device)
-        number = (self.tiles.depth[at] - step)[:, None, None]
-        looked_at = (number > 0) & ((number % 8 == 0) | (step < 3)) & (keys >= 32)
+        keys = torch.arange(1, TILE + 1, device=tile.device) if place.first else torch.full((TILE,), TILE, device=tile.device)
+        looked_at = (number > 0) & ((number % 8 == 0) | place.early) & (keys >= 32)
         flat = total > 640
-        freed = self.careful[at] & looked_at & (flat | (step >= 16)) & (total > 0) & (self.m[at].abs() < GRID)
+        freed = self.careful[at] & looked_at & (flat | place.late) & (total > 0) & (self.m[at].abs() < GRID)
         mantissa, e = torch.frexp(tile.clamp_min(1.0))
         log = e - (mantissa == 0.5).int()  # ceil(log2 of it)
         rise = torch.maximum(log - 7 + (keys < TILE).int() + (keys < TILE // 2).int(), torch.where(flat, 6, 7))
         self.rise[at] = torch.where(freed, rise.float(), 0.0)
-        self.careful[at] &= ~freed
+        self.careful[at] = self.careful[at] & ~freed
 
 
 # ---- operands ----

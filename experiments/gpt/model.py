@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attention import Attention
+from registry import Attention
 
 VOCABULARY = 256  # bytes; byte 0 stands before every document
 

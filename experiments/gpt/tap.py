@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from attention import Attention
+from registry import Attention
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,19 @@ def distance(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
 @pytest.mark.parametrize("sharp", [1.0, 4.0])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_numbers_of_the_cpu_backend(recipe: str, device: str, sharp: float) -> None:
+def test_numbers_of_the_cpu_backend(recipe: str, device: str, sharp: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMULATION_BACKEND", "none")
     wanted = run(attentions.make(f"flamia:{recipe}", TOKENS), sharp=sharp)
     assert distance(run(attentions.make(f"emulated:{recipe}", TOKENS), device=device, sharp=sharp), wanted) < bound(recipe, device)
+
+
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.inductor), pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8-floor"])
+def test_compiled_numbers(recipe: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compiler.reset()
+    monkeypatch.setenv("EMULATION_BACKEND", "inductor" if device == "cuda" else "aot_eager")
+    got = run(attentions.make(f"emulated:{recipe}", TOKENS), device=device)
+    assert distance(got, run(attentions.make(f"flamia:{recipe}", TOKENS))) < bound(recipe, device)
 
 
 def test_head_dim_64() -> None:
@@ -65,6 +75,15 @@ def test_other_numbers_are_further_away() -> None:
     for other in ("fp8-tensor", "mxfp8-floor", f"{base} rotate=off", f"{base}+backward_exp2=schraudolph", f"{base}+backward_reference=integer",
                   f"{base}+ds=constant"):
         assert distance(run(attentions.make(f"emulated:{other}", TOKENS)), wanted) > 5 * bound(base, "cuda"), other
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+def test_the_backward_pass_of_the_library_with_another_reference(device: str) -> None:
+    wrong, right = (run(attentions.make(f"emulated:mxfp8{mistake}", TOKENS)) for mistake in ("+backward_reference=integer", ""))
+    got = run(attentions.make("flamia:mxfp8+backward_reference=integer", TOKENS), device=device)
+    limit = 0.03 if device == "cuda" else bound("mxfp8", device)  # the Hopper accumulator keeps 13 bits
+    assert distance(got, wrong) < limit and distance(got[:1], right[:1]) < limit  # out is as it should be
+    assert all(distance([a], [b]) > 3 * limit for a, b in zip(got[1:], right[1:], strict=True))
 
 
 @pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8-exact", "fp8-tensor"])
