@@ -112,8 +112,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, *, causal
             raise TypeError(f"{name} is a {type(x).__name__} but must be a torch.Tensor")
     if not isinstance(recipe, (str, Recipe)):
         raise TypeError(f"recipe is a {type(recipe).__name__} but must be a name such as \"mxfp8\" or a flamia.Recipe")
-    if not torch.compiler.is_compiling():
-        _refuse_transforms(q, k, v)
+    _refuse_transforms(q, k, v)
     shape = q.shape
     if len(shape) == 4:
         if k.dim() != 4 or v.dim() != 4:

@@ -247,6 +247,33 @@ def test_wrong_lengths_write_nothing_outside(lengths: list[int]) -> None:
         flamia.set_debug(False)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("lengths", [[0, 70, TOKENS + 1000], [0, -5, 2**31 - 1], [7, 3, 100], [-1, -1, -1]])
+def test_wrong_lengths_in_a_training_step(lengths: list[int], deterministic: bool) -> None:
+    q, k, v, d_out, cu = on_gpu(*inputs())
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        wanted = run(q, k, v, cu, d_out)
+        guards = [torch.full((1 << 20,), 7, dtype=torch.uint8, device="cuda") for _ in range(2)]
+        got = run(q, k, v, torch.tensor(lengths, dtype=torch.int32, device="cuda"), d_out)
+        guards.append(torch.full((1 << 20,), 7, dtype=torch.uint8, device="cuda"))
+        torch.cuda.synchronize()
+        again = run(q, k, v, cu, d_out)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(bool((x == 7).all()) for x in guards) and all(bool(x.isfinite().all()) for x in got)
+    assert all(exact.distance(a.cpu(), b.cpu()) < 1e-5 for a, b in zip(again, wanted, strict=True))
+
+
+@pytest.mark.parametrize("tokens, cu", [(0, [0]), (0, [0, 0]), (5, [0]), (5, [0, 0, 0])])
+def test_empty(tokens: int, cu: list[int]) -> None:
+    q, k, v = (torch.randn(tokens, 2, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True) for _ in range(3))
+    out, lse = flamia.attention(q, k, v, torch.tensor(cu, dtype=torch.int32, device="cuda"), return_lse=True)
+    out.sum().backward()
+    assert out.shape == q.shape and not out.any() and lse.shape == (2, tokens) and bool((lse == torch.inf).all())
+    assert all(x.grad.shape == x.shape and not x.grad.any() for x in (q, k, v))
+
+
 @torch.no_grad()
 def test_cpu_tensors_among_cuda_tensors() -> None:
     q, k, v, _, cu = inputs()

@@ -294,6 +294,11 @@ def test_transforms_are_errors() -> None:
             transformed(q)
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
         loss(forward_ad.make_dual(q, torch.ones_like(q)))
+    # compiled: the graph breaks at the error, which then is the same
+    for transformed in (torch.func.grad(loss), torch.func.vmap(loss), lambda q: torch.func.jvp(loss, (q,), (q,))):
+        torch.compiler.reset()
+        with pytest.raises(NotImplementedError, match="torch.func"):
+            torch.compile(transformed, backend="eager")(q)
 
 
 def test_module_in_a_state_dict_round_trip(tmp_path) -> None:
