@@ -8,7 +8,8 @@ bit of exp2 (test_emulation.py). Finite input only: NaN spreads further than §1
 Options after the recipe, each a mistake that training should show:
     emulated:mxfp8+backward_exp2=schraudolph     the backward pass recomputes P with another exp2 than the forward pass used
     emulated:mxfp8+backward_reference=integer    ... from the nearest whole row reference above m
-    emulated:mxfp8+ds=constant                   dS is multiplied by 2^8 whatever its size
+    emulated:mxfp8+gradient_p=codes              dS takes P as it was rounded for the product with V
+    emulated:mxfp8+ds=constant8                  dS is multiplied by 2^8 whatever its size, and rounded to E4M3; or constant12, constant16
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch import Tensor
 from registry import Attention, register
 from emulation_numbers import LEAST, TILE, Operand, Place, Reference, Tiles, exp2, exponent, fma, pow2, quantise, rotate, rotate_back, rounded, scaled
 
-MISTAKES = {"backward_exp2": ("mitchell", "schraudolph"), "backward_reference": ("integer",), "ds": ("constant",)}
+MISTAKES = {"backward_exp2": ("mitchell", "schraudolph"), "backward_reference": ("integer",), "gradient_p": ("codes",), "ds": ("constant8", "constant12", "constant16")}
 
 
 @dataclass
@@ -61,8 +62,9 @@ def settings_of(text: str, scale: float, head_dim: int, mistakes: dict[str, str]
         if wrong:
             raise NotImplementedError(f"recipe {text!r} has {what}, which the emulation does not compute")
     if mistakes.get("ds"):
-        group = {"kind": "constant", "rows": 0, "columns": 0}
+        group = {"kind": "constant", "rows": 0, "columns": 0, "exponent": int(mistakes["ds"].removeprefix("constant"))}
         recipe["d_s"] = {use: recipe["d_s"][use] | {"element": "e4m3", "group": group} for use in ("first", "second")}
+    recipe["gradient_p"] = mistakes.get("gradient_p", recipe["gradient_p"])
     constant = recipe["p"]["first"]["group"]["kind"] in ("constant", "tensor")
     code_exponent = 8 if constant else 0
     return Settings(recipe, scale, recipe["rotate"] and head_dim in (64, 128), code_exponent, mistakes)
@@ -187,8 +189,8 @@ def _forward_tile(operands: tuple[Operand, Operand, Operand], rows: Reference, l
     total[at] = fma(total[at], correction[..., None], scaled(codes @ values, reference[..., None]))
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, s: Settings) -> tuple[Saved, Tensor]:
-    """q, k, v from Tiles.gather."""
+def forward(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, s: Settings, once: bool = False) -> tuple[Saved, Tensor]:
+    """q, k, v from Tiles.gather. once: compiling would not pay."""
     recipe = s.recipe
     turn = rotate if s.rotate else (lambda x: x)
     forms = {name: {use: quantise(x, recipe[name][use], tiles) for use in ("first", "second")}
@@ -196,7 +198,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, s: Settings) -> tuple
     first = tuple(forms[name]["first"] for name in "qkv")
     rows = Reference(q[..., 0], recipe["softmax"]["reference"] == "tilesum", s.kind)
     l, total = torch.zeros_like(q[..., 0]), torch.zeros_like(q)  # noqa: E741
-    run = _compiled(_forward_tile, q.device)
+    run = _forward_tile if once else _compiled(_forward_tile, q.device)
     for step, at in enumerate(tiles.steps):
         run(first, rows, l, total, at, at - step, (tiles.depth[at] - step)[:, None, None], Place.of(step), s)
     out = total * 2.0 ** -s.code_exponent / l[..., None]
@@ -224,7 +226,8 @@ def _payload(form: dict[str, Any], one: bool, ds: Tensor, g: Operand, partner: T
     if kind == "none":
         return rounded(scaled(ds, rows_exponent + partner), "bf16"), nothing
     if kind == "constant":
-        return scaled(rounded(scaled(ds, rows_exponent + 8), form["element"]), partner - 8), nothing
+        shift = form["group"]["exponent"]
+        return scaled(rounded(scaled(ds, rows_exponent + shift), form["element"]), partner - shift), nothing
     if kind != "blocks" or (one and (rows, columns) == (TILE, TILE)):
         raise NotImplementedError(f"the emulation has no scale group {form['group']} of dS")
     z = scaled(ds, rows_exponent if one else rows_exponent + partner)
@@ -373,7 +376,7 @@ def ds_shares(argument: str, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor
     """ds_zeros, ds_lost (as flamia.stats counts them) and ds_error, the relative L2 error of the rounded dS, each for dq and dk."""
     recipe, mistakes = parse(argument)
     tiles, s = Tiles(cu_seqlens, q.shape[0]), settings_of(recipe, scale, q.shape[-1], mistakes)
-    saved, _ = forward(*(tiles.gather(x) for x in (q, k, v)), tiles, s)
+    saved, _ = forward(*(tiles.gather(x) for x in (q, k, v)), tiles, s, once=True)
     seen = Rounding.none(q.device)
     backward(tiles.gather(d_out), saved, tiles, s, seen)
     return seen.shares()

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import exact  # noqa: E402
 import flamia  # noqa: E402
+from flamia import _ops  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -136,7 +137,9 @@ def test_compiled_training_step() -> None:
 OPTIONS = ("mxfp8", True, -1, -1, 0.0, True)
 
 
-def test_opcheck() -> None:
+def test_opcheck(monkeypatch: pytest.MonkeyPatch) -> None:
+    # bytes of `saved` that belong to no token are whatever lay there, and opcheck compares every byte
+    monkeypatch.setattr(_ops, "_buffer", lambda size, device: torch.zeros(size, dtype=torch.uint8, device=device))
     q, k, v, d_out, cu = on_gpu(*inputs())
     leaves = [x.requires_grad_() for x in (q, k, v)]
     torch.library.opcheck(torch.ops.flamia.attn_forward.default, (*leaves, cu, *OPTIONS, True))
