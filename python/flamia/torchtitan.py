@@ -109,3 +109,8 @@ def llama3_1b_mxfp8() -> Trainer.Config:
 
 def llama3_1b_mxfp8_exact() -> Trainer.Config:
     return use(llama3_1b_bf16(), "mxfp8-exact")
+
+
+def llama3_1b_fp8_tensor() -> Trainer.Config:
+    """For comparison: one scale for each tensor, through which later tokens and other documents reach every output."""
+    return use(llama3_1b_bf16(), "fp8-tensor")

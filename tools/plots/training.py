@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Table and picture of the training runs under experiments/gpt/results.
+"""Tables and pictures of the training runs under experiments/gpt/results.
 
-  training.py RESULTS [PAGE.md]    writes RESULTS/training.png; puts the table into PAGE.md between
-                                   `<!-- training table: begin -->` and `<!-- training table: end -->`, else prints it
+  training.py RESULTS [PAGE.md]    writes RESULTS/training.png, and RESULTS/mistakes.png if there are runs of a second size; puts the tables into
+                                   PAGE.md between `<!-- training table: begin -->` and `<!-- training table: end -->`, else prints them
 
-A run NAME-seedN is four files: run-NAME-seedN.json, train-, eval- and health-NAME-seedN.csv (health is optional), in RESULTS or a folder of it. Runs with
-other steps or sizes than the first are not compared with it: they get a table of their own.
+A run NAME-seedN is four files: run-NAME-seedN.json, train-, eval- and health-NAME-seedN.csv (health is optional), in RESULTS or a folder of it. Runs of
+another length or size than the first are not compared with it: they get a table of their own, and so have runs that were cut. Of one size, the optimizer and
+learning rate with the most runs have the table; a table of losses compares all of them.
 """
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ import style
 from style import Row, plt
 
 COLOURS = (style.BLACK, style.BLUE, style.GREEN, style.RED, style.ORANGE, style.PURPLE, style.SKY, style.YELLOW, style.GREY)
-SAME = ("steps", "rows", "layers", "width", "head_dim", "context", "lr", "warmup", "clip", "qk_norm", "optimizer")
+SIZE = ("steps", "rows", "layers", "width", "head_dim", "context", "warmup", "clip", "qk_norm")
 
 
 @dataclass
@@ -34,8 +35,17 @@ class Run:
     health: list[Row]
 
     @property
-    def group(self) -> tuple[str, ...]:
-        return tuple(str(self.facts["arguments"].get(key, "adamw" if key == "optimizer" else None)) for key in SAME)
+    def size(self) -> tuple[str, ...]:
+        return tuple(str(self.facts["arguments"].get(key)) for key in SIZE)
+
+    @property
+    def setting(self) -> tuple[str, float]:
+        told = self.facts["arguments"]
+        return told.get("optimizer", "adamw"), float(told["lr"])
+
+    @property
+    def exact(self) -> float:
+        return float(self.evaluations[-1]["val_loss_exact"])
 
     def until(self, step: int) -> Run:
         """As it was after that step."""
@@ -91,34 +101,78 @@ def line(name: str, runs: list[Run], baseline: float | None) -> str:
             f"{f'{max(memory) / 1e9:.1f}' if memory else '–'} |")
 
 
+def order(names: set[str]) -> list[str]:
+    return sorted(names, key=lambda name: (name != "bf16", name.startswith("emulated"), name))
+
+
+def of_setting(runs: list[Run]) -> tuple[list[Run], tuple[str, float]]:
+    """Those of the optimizer and learning rate that most have."""
+    setting = statistics.mode(run.setting for run in runs)
+    return [run for run in runs if run.setting == setting], setting
+
+
+def head(run: Run, setting: tuple[str, float], step: int) -> str:
+    told, (optimizer, rate) = run.facts["arguments"], setting
+    return (f"{told['steps']} steps of {int(told['rows']) * int(told['context']):,} tokens, {told['layers']} layers, width {told['width']}, context "
+            f"{told['context']}, {run.facts['parameters'] / 1e6:.0f} M parameters, {optimizer}, learning rate {rate:g}, {run.facts['gpu']}, PyTorch "
+            f"{run.facts['torch']}{'' if step == int(told['steps']) else f', after step {step}'}:")
+
+
+COLUMNS = ("run", "seeds", "held-out loss, own attention", "by exact attention", "less BF16", "gradient norm, last sixth",
+           "greatest after the first sixth", "cosine of dQ, one step", "zeros of dS", "lost", "error of dS", "tokens/s", "GB")
+
+
+def comparison(runs: list[Run], setting: tuple[str, float]) -> list[str]:
+    step = int(runs[0].evaluations[-1]["step"])
+    base = [run.exact for run in runs if run.name == "bf16"]
+    lines = [line(name, [run for run in runs if run.name == name], statistics.fmean(base) if base and name != "bf16" else None)
+             for name in order({run.name for run in runs})]
+    return [head(runs[0], setting, step), "", f"| {' | '.join(COLUMNS)} |", "|" + " --- |" * len(COLUMNS), *lines, ""]
+
+
+def settings(runs: list[Run]) -> list[str]:
+    """Losses by exact attention for every optimizer and learning rate that more than one attention was trained with."""
+    found: dict[tuple[str, float], dict[str, list[float]]] = {}
+    for run in runs:
+        found.setdefault(run.setting, {}).setdefault(run.name, []).append(run.exact)
+    found = {setting: losses for setting, losses in found.items() if "bf16" in losses and len(losses) > 1}
+    if len(found) < 2:
+        return []
+    names = [name for name in order(set.union(*map(set, found.values()))) if name != "bf16" and all(name in losses for losses in found.values())]
+    lines = []
+    for (optimizer, rate), losses in sorted(found.items()):
+        base = statistics.fmean(losses["bf16"])
+        lines.append(f"| {optimizer} | {rate:g} | {spread(losses['bf16'], 4)} | "
+                     + " | ".join(f"{spread(losses[name], 4)} | {statistics.fmean(losses[name]) - base:+.4f}" for name in names) + " |")
+    columns = ("optimizer", "learning rate", "bf16", *(part for name in names for part in (name, "less BF16")))
+    return ["The same model with other optimizers and learning rates, held-out loss by exact attention:", "", f"| {' | '.join(columns)} |",
+            "|" + " --- |" * len(columns), *lines, ""]
+
+
 def tables(runs: list[Run]) -> str:
-    texts = []
-    for group in dict.fromkeys(run.group for run in runs):
-        mine = [run for run in runs if run.group == group]
-        cut = sorted({run.name for run in mine if not run.finished})
-        if cut:  # then all are compared at the last evaluation that all have: they had the same learning rates so far
-            common = max(set.intersection(*({int(row["step"]) for row in run.evaluations} for run in mine)))
-            mine = [run.until(common) for run in mine]
-        names = sorted({run.name for run in mine}, key=lambda name: (name != "bf16", name.startswith("emulated"), name))
-        first, facts = mine[0].facts, dict(zip(SAME, group, strict=True))
-        base = [float(run.evaluations[-1]["val_loss_exact"]) for run in mine if run.name == "bf16"]
-        head = ["run", "seeds", "held-out loss, own attention", "by exact attention", "less BF16", "gradient norm, last sixth",
-                "greatest after the first sixth", "cosine of dQ, one step", "zeros of dS", "lost", "error of dS", "tokens/s", "GB"]
-        texts += [f"{facts['steps']} steps of {int(facts['rows']) * int(facts['context']):,} tokens, {facts['layers']} layers, width "
-                  f"{facts['width']}, context {facts['context']}, {first['parameters'] / 1e6:.0f} M parameters, {facts['optimizer']}, learning rate {facts['lr']}, "
-                  f"{first['gpu']}, PyTorch {first['torch']}{f', after step {common}' if cut else ''}:", "", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-        texts += [line(name, [run for run in mine if run.name == name], statistics.fmean(base) if base and name != "bf16" else None)
-                  for name in names]
-        texts += ["", f"Cut before the last step (so all are compared at step {common}): {', '.join(cut)}." if cut else "", ""]
+    texts: list[str] = []
+    for size in dict.fromkeys(run.size for run in runs):
+        same = [run for run in runs if run.size == size]
+        mine, setting = of_setting(same)
+        if whole := [run for run in mine if run.finished]:
+            texts += comparison(whole, setting)
+        if cut := [run for run in mine if not run.finished]:  # compared where all of them were, with those that had the same learning rates so far
+            group = cut + [run for run in whole if run.name in ("bf16", "mxfp8")]
+            common = max(set.intersection(*({int(row["step"]) for row in run.evaluations} for run in group)))
+            texts += comparison([run.until(common) for run in group], setting)
+        texts += settings([run for run in same if run.finished])
     return re.sub(r"\n{3,}", "\n\n", "\n".join(texts)).strip()
 
 
+def colour_of(names: list[str], name: str) -> str:
+    return COLOURS[names.index(name) % len(COLOURS)]
+
+
 def picture(runs: list[Run], path: Path) -> None:
-    runs = [run for run in runs if run.group == runs[0].group]
     names = list(dict.fromkeys(run.name for run in runs))
     figure, (loss, gap, norm) = plt.subplots(1, 3, figsize=(15, 4.5))
     for run in runs:
-        colour, label = COLOURS[names.index(run.name) % len(COLOURS)], run.name if run is next(r for r in runs if r.name == run.name) else None
+        colour, label = colour_of(names, run.name), run.name if run is next(r for r in runs if r.name == run.name) else None
         steps = [int(row["step"]) for row in run.evaluations]
         loss.plot(steps, [float(row["val_loss_exact"]) for row in run.evaluations], color=colour, label=label, marker="o", markersize=3)
         gap.plot(steps, [float(row["val_loss_exact"]) - float(row["val_loss_own"]) for row in run.evaluations], color=colour, marker="o", markersize=3)
@@ -132,13 +186,46 @@ def picture(runs: list[Run], path: Path) -> None:
     style.save(figure, path)
 
 
+def mistakes(runs: list[Run], path: Path) -> None:
+    """How far each kind of run ends from BF16, against the one-step figures that might foretell it; and the cosine of dQ on the way."""
+    base = [run.exact for run in runs if run.name == "bf16"]
+    names = [name for name in order({run.name for run in runs}) if name != "bf16"]
+    if not base or not names:
+        return
+    middle, noise = statistics.fmean(base), max(base) - min(base)
+    figure, axes = plt.subplots(1, 5, figsize=(22, 4.5), layout="constrained")
+    for name in names:
+        mine, colour = [run for run in runs if run.name == name], colour_of(names, name)
+        loss = statistics.fmean(run.exact for run in mine) - middle
+        for axis, column in zip(axes, ("ds_zeros_dq", "ds_lost_dq", "ds_error_dq", "cos_dq"), strict=False):
+            if values := [x for x in (last_health(run, column) for run in mine) if x is not None]:
+                x = statistics.fmean(values)
+                axis.plot(1 - x if column == "cos_dq" else x, loss, "o", color=colour, label=name)
+        for run in mine[:1]:
+            worst = {row["step"]: min(float(r["cos_dq"]) for r in run.health if r["step"] == row["step"]) for row in run.health}
+            axes[4].semilogy([int(step) for step in worst], [1 - x for x in worst.values()], color=colour, marker="o", markersize=3)
+    for axis, title in zip(axes, ("Zeros of dS", "Lost: share of the sum of |dS|", "L2 error of dS", "1 - cosine of dQ"), strict=False):
+        axis.axhspan(-noise / 2, noise / 2, color=style.GREY, alpha=0.25)
+        axis.set_title(title)
+        axis.set_ylabel("loss less BF16's")
+        axis.set_xscale("symlog", linthresh=1e-6 if title.startswith("Lost") else 1e-3)
+        axis.grid(axis="y")
+    axes[4].set_title("1 - cosine of dQ on the way")
+    axes[4].set_xlabel("step")
+    figure.legend(*axes[3].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    style.save(figure, path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
     parser.add_argument("page", type=Path, nargs="?")
     args = parser.parse_args()
     runs = read(args.results)
-    picture(runs, args.results / "training.png")
+    sizes = list(dict.fromkeys(run.size for run in runs))
+    picture(of_setting([run for run in runs if run.size == sizes[0]])[0], args.results / "training.png")
+    if len(sizes) > 1:
+        mistakes([run for run in of_setting([run for run in runs if run.size == sizes[1]])[0] if run.finished], args.results / "mistakes.png")
     text = tables(runs)
     if args.page is None:
         print(text)
