@@ -3,6 +3,7 @@
 
   training.py RESULTS [PAGE.md]    writes RESULTS/training.png, and RESULTS/mistakes.png if there are runs of a second size; puts the tables into
                                    PAGE.md between `<!-- training table: begin -->` and `<!-- training table: end -->`, else prints them
+  training.py --steps SPEED.csv [PAGE.md]    the same with what speed.py measured, between `<!-- step table: begin -->` and `... end -->`
 
 A run NAME-seedN is four files: run-NAME-seedN.json, train-, eval- and health-NAME-seedN.csv (health is optional), in RESULTS or a folder of it. Runs of
 another length or size than the first are not compared with it: they get a table of their own, and so have runs that were cut. Of one size, the optimizer and
@@ -216,26 +217,43 @@ def mistakes(runs: list[Run], path: Path) -> None:
     style.save(figure, path)
 
 
+def steps(path: Path) -> str:
+    rows = style.read(path, "attention", "length", "ms", "peak_gb", "watched_ms")
+    base = {row["length"]: float(row["ms"]) for row in reversed(rows)}  # of the first attention
+    columns = ("documents of", "attention", "ms a step", "of BF16's", "tokens/s", "GB", "ms of a watched step")
+    lines = [f"| {row['length']} | {row['attention'].removeprefix('flamia:').replace('varlen', 'bf16')} | {float(row['ms']):.1f} | "
+             f"{float(row['ms']) / base[row['length']]:.2f} | {int(row['tokens_per_s']) // 1000} k | {row['peak_gb']} | {row['watched_ms'] or '–'} |" for row in rows]
+    return "\n".join([f"{rows[0]['gpu']}, PyTorch {rows[0]['torch']}, {int(rows[0]['tokens']):,} tokens a step:", "", f"| {' | '.join(columns)} |",
+                      "|" + " --- |" * len(columns), *lines])
+
+
+def put(text: str, page: Path | None, name: str) -> None:
+    if page is None:
+        print(text)
+        return
+    new, count = re.subn(rf"(<!-- {name} table: begin -->\n).*?(<!-- {name} table: end -->)", lambda found: f"{found[1]}{text}\n{found[2]}",
+                         page.read_text(), flags=re.S)
+    if count != 1:
+        raise SystemExit(f"{page} has no pair of lines `<!-- {name} table: begin -->` and `<!-- {name} table: end -->`")
+    page.write_text(new)
+    print(page)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", action="store_true", help="RESULTS is a file of speed.py")
     parser.add_argument("results", type=Path)
     parser.add_argument("page", type=Path, nargs="?")
     args = parser.parse_args()
+    if args.steps:
+        put(steps(args.results), args.page, "step")
+        return
     runs = read(args.results)
     sizes = list(dict.fromkeys(run.size for run in runs))
     picture(of_setting([run for run in runs if run.size == sizes[0]])[0], args.results / "training.png")
     if len(sizes) > 1:
         mistakes([run for run in of_setting([run for run in runs if run.size == sizes[1]])[0] if run.finished], args.results / "mistakes.png")
-    text = tables(runs)
-    if args.page is None:
-        print(text)
-        return
-    new, count = re.subn(r"(<!-- training table: begin -->\n).*?(<!-- training table: end -->)", lambda found: f"{found[1]}{text}\n{found[2]}",
-                         args.page.read_text(), flags=re.S)
-    if count != 1:
-        raise SystemExit(f"{args.page} has no pair of lines `<!-- training table: begin -->` and `<!-- training table: end -->`")
-    args.page.write_text(new)
-    print(args.page)
+    put(tables(runs), args.page, "training")
 
 
 if __name__ == "__main__":
