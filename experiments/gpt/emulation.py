@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from registry import Attention, register
-from emulation_numbers import LEAST, TILE, Operand, Place, Reference, Tiles, exp2, exponent, fma, pow2, quantise, rotate, rotate_back, rounded, scaled
+from emulation_numbers import LEAST, TILE, Operand, Place, Reference, Tiles, exp2, exponent, fma, in_blocks, pow2, quantise, rotate, rotate_back, rounded, scaled
 
 MISTAKES = {"backward_exp2": ("mitchell", "schraudolph"), "backward_reference": ("integer",), "gradient_p": ("codes",), "ds": ("constant8", "constant12", "constant16")}
 
@@ -54,11 +54,11 @@ def settings_of(text: str, scale: float, head_dim: int, mistakes: dict[str, str]
     recipe = json.loads(flamia.Recipe(text).to_json())
     softmax, accumulation, safety = recipe["softmax"], recipe["accumulation"], recipe["safety"]
     for wrong, what in ((not recipe["trains"], "no backward pass"), (softmax["sum"] != "codes", "l summed before rounding"),
-                        (any(recipe["smoothing"].values()), "smoothing"),
-                        (any(safety.values()), "safety folds"), (recipe["d_out_times_v_bf16"], "dO * Vt in BF16"),
+                        (recipe["smoothing"]["q"], "smoothing of Q"), (any(safety.values()), "safety folds"),
+                        (recipe["d_out_times_v_bf16"] and recipe["v"]["second"]["element"] != "bf16", "dO * Vt in BF16 beside another V"),
                         (accumulation["model"] != "native", "the hopper13 accumulator"),
                         (accumulation["dq_prescale"] != "causal_row", "one dQ pre-scale per sequence"),
-                        ({recipe["p"][use]["element"] for use in ("first", "second")} - {"bf16", "e4m3"}, "codes of P other than E4M3")):
+                        ({recipe["p"][use]["element"] for use in ("first", "second")} - {"bf16", "e4m3", "e2m1", "int8"}, "other codes of P")):
         if wrong:
             raise NotImplementedError(f"recipe {text!r} has {what}, which the emulation does not compute")
     if mistakes.get("ds"):
@@ -154,6 +154,11 @@ def _scores(q: Operand, k: Operand, at: Tensor, back: Tensor, s: Settings) -> tu
     return y, scaled(base, q.exponent[at])[..., None]
 
 
+def _apart(form: dict[str, Any]) -> bool:
+    """Whether its scales are no powers of two, so that they are multiplied in."""
+    return form["element"] in ("e2m1", "int8")
+
+
 def _block_exponents(form: dict[str, Any], z: Tensor) -> Tensor:
     """Exponents of the blocks of [.., 128 queries, 128 keys], one for every element."""
     rows, columns = form["group"]["rows"] or TILE, form["group"]["columns"] or TILE
@@ -173,8 +178,8 @@ def _forward_tile(operands: tuple[Operand, Operand, Operand], rows: Reference, l
     key_exponent = v.exponent[back]
     if p_form["group"]["kind"] == "blocks":
         p = torch.where(seen, exp2(fma(y, rho, -new[..., None]), s.kind), 0)
-        e = _block_exponents(p_form, p)
-        codes = scaled(rounded(p * pow2(-e), p_form["element"]), e)
+        e = torch.zeros_like(p).int() if _apart(p_form) else _block_exponents(p_form, p)
+        codes = in_blocks(p, p_form, True) if _apart(p_form) else scaled(rounded(p * pow2(-e), p_form["element"]), e)
         row_sum, values, reference = codes.sum(-1), v.values[back] * pow2(key_exponent)[..., None], torch.zeros_like(new).int()
     else:
         unfolded = rounded(exp2(fma(y, rho, b - new[..., None]), s.kind), p_form["element"])
@@ -194,7 +199,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, s: Settings, once: bo
     recipe = s.recipe
     turn = rotate if s.rotate else (lambda x: x)
     forms = {name: {use: quantise(x, recipe[name][use], tiles) for use in ("first", "second")}
-             for name, x in (("q", turn(q)), ("k", turn(k)), ("v", v))}
+             for name, x in (("q", turn(q)), ("k", tiles.smoothed(turn(k)) if recipe["smoothing"]["k"] else turn(k)), ("v", v))}
     first = tuple(forms[name]["first"] for name in "qkv")
     rows = Reference(q[..., 0], recipe["softmax"]["reference"] == "tilesum", s.kind)
     l, total = torch.zeros_like(q[..., 0]), torch.zeros_like(q)  # noqa: E741
@@ -231,6 +236,9 @@ def _payload(form: dict[str, Any], one: bool, ds: Tensor, g: Operand, partner: T
     if kind != "blocks" or (one and (rows, columns) == (TILE, TILE)):
         raise NotImplementedError(f"the emulation has no scale group {form['group']} of dS")
     z = scaled(ds, rows_exponent if one else rows_exponent + partner)
+    if _apart(form):
+        values = in_blocks(z, form, over_keys)
+        return scaled(values, partner) if one else values, nothing
     if not one and not over_keys and rows > 1 and columns > 1:  # numerics.md §8: only the block's queries from the key on
         greatest = z.abs().unflatten(-1, (TILE // columns, columns)).amax(-1)  # [.., queries, key blocks]
         suffix = greatest.unflatten(-2, (TILE // rows, rows)).flip(-2).cummax(-2).values.flip(-2)
@@ -288,8 +296,9 @@ def _backward_tile(saved: Saved, sums: Gradients, at: Tensor, back: Tensor, insi
     # dV
     if p_form["group"]["kind"] == "blocks":
         p = torch.where(seen, exp2(fma(y, rho, -m), kind), 0)
-        e = _block_exponents(p_form, p)
-        codes = scaled(rounded(p * pow2(-e), p_form["element"]), e + own[..., None])
+        e = torch.zeros_like(p).int() if _apart(p_form) else _block_exponents(p_form, p)
+        codes = in_blocks(p, p_form, False) if _apart(p_form) else rounded(p * pow2(-e), p_form["element"])
+        codes = scaled(codes, e + own[..., None])
         reference = torch.zeros_like(own)
     else:
         reference = own.flip(-1).cummax(-1).values.flip(-1) if place.first else own.amax(-1, keepdim=True).expand_as(own)
@@ -324,7 +333,7 @@ def _backward_tile(saved: Saved, sums: Gradients, at: Tensor, back: Tensor, insi
 def backward(d_out: Tensor, saved: Saved, tiles: Tiles, s: Settings, seen_by: Rounding | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """(d_q, d_k, d_v) in the layout of Tiles.gather, float32."""
     recipe = s.recipe
-    classical = recipe["d_out"]["first"]["element"] == recipe["d_out"]["second"]["element"] == "bf16"
+    classical = {recipe["d_out"][use]["element"] for use in ("first", "second")} <= {"bf16", "int8"}
     d_o = d_out if classical else torch.where(saved.l[..., None] == 0, 0, d_out / saved.l[..., None])
     g, g2 = (quantise(d_o, recipe["d_out"][use], tiles) for use in ("first", "second"))
     d = (g.values * saved.out).sum(-1, keepdim=True)
@@ -384,7 +393,7 @@ def ds_shares(argument: str, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor
 
 @register("emulated")
 def emulated(argument: str, row: int) -> Attention:
-    """Any recipe of E4M3 operands with power-of-two scales, NVFP4 along the channels or BF16, on the device of its input."""
+    """Any recipe that trains of E4M3 operands with power-of-two scales, NVFP4, INT8 or BF16, on the device of its input."""
     recipe, mistakes = parse(argument)  # a recipe that is not emulated fails now
     last: list[Any] = [None, -1, None]  # the layers of a step share their documents: cu_seqlens, its version, its tiles
 

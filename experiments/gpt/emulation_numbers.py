@@ -55,7 +55,9 @@ def rounded(x: Tensor, element: str) -> Tensor:
         size = x.abs().clamp(max=6)
         step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
         return torch.copysign(torch.round(size / step) * step, x)
-    raise NotImplementedError(f"the emulation has no element {element}; it has bf16, e4m3 and e2m1")
+    if element == "int8":
+        return x.round().clamp(-127, 127)
+    raise NotImplementedError(f"the emulation has no element {element}; it has bf16, e4m3, e2m1 and int8")
 
 
 def exponent(amax: Tensor, rule: str) -> Tensor:
@@ -125,6 +127,16 @@ class Tiles:
         out = x.new_zeros((self.tokens + 1, x.shape[1], x.shape[3]))
         out[self.index.flatten()] = x.transpose(1, 2).flatten(0, 1)
         return out[:-1]
+
+    def smoothed(self, x: Tensor) -> Tensor:
+        """x less the mean of its document's tokens; 0 beyond the document's end."""
+        inside = self.inside[:, None, :, None]
+        documents = int(self.document.max()) + 1 if len(self.document) else 0
+        sums, counts = x.new_zeros((documents, x.shape[1], x.shape[3]), dtype=torch.float64), x.new_zeros(documents, dtype=torch.float64)
+        sums.index_add_(0, self.document, torch.where(inside, x, 0).double().sum(2))
+        counts.index_add_(0, self.document, self.inside.sum(1).double())
+        mean = (sums / counts[:, None, None].clamp_min(1)).float()
+        return torch.where(inside, x - mean[self.document][:, :, None], 0)
 
     def greatest_so_far(self, e: Tensor) -> Tensor:
         """Prefix maximum of [tiles, heads, blocks, groups] over each document's tiles and blocks."""
@@ -209,22 +221,56 @@ class Operand:
     greatest: Tensor  # int32 [tiles, heads, 128]: greatest exponent of the token's codes
 
 
-def _nvfp4(x: Tensor, form: dict[str, Any], largest: float) -> tuple[Tensor, Tensor]:
-    """(values, scales) of groups along the last axis, with an E4M3 scale of amax / largest."""
-    scale = rounded(x.abs().amax(-1, keepdim=True) / (largest * form["tensor_scale"]), "e4m3") * form["tensor_scale"]
+def _nvfp4(x: Tensor, form: dict[str, Any], largest: float, level: Tensor | float) -> tuple[Tensor, Tensor]:
+    """(values, scales) of groups along the last axis, with an E4M3 scale of amax / (largest * level)."""
+    scale = rounded(x.abs().amax(-1, keepdim=True) / (largest * level), "e4m3") * level
     values = torch.where(scale == 0, 0, rounded(x / torch.where(scale == 0, 1, scale), "e2m1") * scale)
     return values, scale
 
 
-def quantise_nvfp4(x: Tensor, form: dict[str, Any]) -> Operand:
+def grouped(x: Tensor, form: dict[str, Any], level: Tensor | float) -> tuple[Tensor, Tensor]:
+    """NVFP4 of [.., 128, columns] in groups along one axis: values, and every element's scale."""
+    if form["group"]["rows"] > 1:
+        turned = form | {"group": form["group"] | {"rows": 1, "columns": form["group"]["rows"]}}
+        level = level.transpose(-1, -2) if isinstance(level, Tensor) else level
+        return tuple(part.transpose(-1, -2) for part in grouped(x.transpose(-1, -2), turned, level))
     groups = x.unflatten(-1, (-1, form["group"]["columns"]))
-    values, scale = _nvfp4(groups, form, 6.0)
+    level = level[..., None] if isinstance(level, Tensor) else level
+    values, scale = _nvfp4(groups, form, 6.0, level)
     if form["rule"] == "amax_or_smaller":
-        others, other = _nvfp4(groups, form, 4.0)
+        others, other = _nvfp4(groups, form, 4.0, level)
         better = (others - groups).square().sum(-1, keepdim=True) < (values - groups).square().sum(-1, keepdim=True)
         values, scale = torch.where(better, others, values), torch.where(better, other, scale)
-    greatest = torch.where(scale > 0, torch.ceil(torch.log2(scale)), LEAST).amax((-2, -1)).int()
-    return Operand(values.flatten(-2), torch.zeros_like(greatest), greatest)
+    return values.flatten(-2), scale.expand_as(groups).flatten(-2)
+
+
+def _level(amax: Tensor) -> Tensor:
+    """The second of two levels."""
+    return torch.where(amax == 0, 1, amax / (448 * 6))
+
+
+def quantise_nvfp4(x: Tensor, form: dict[str, Any]) -> Operand:
+    """Of two levels the second is one for a tile and head."""
+    values, scale = grouped(x, form, _level(x.abs().amax((-2, -1), keepdim=True)) if form["rule"] == "two_level" else form["tensor_scale"])
+    greatest = torch.where(scale > 0, torch.ceil(torch.log2(scale)), LEAST).amax(-1).int()
+    return Operand(values, torch.zeros_like(greatest), greatest)
+
+
+def whole(x: Tensor, form: dict[str, Any]) -> Tensor:
+    """INT8 of [.., 128, columns] in blocks with a float32 scale, multiplied in."""
+    rows, columns = form["group"]["rows"], form["group"]["columns"] or x.shape[-1]
+    blocks = x.unflatten(-1, (-1, min(columns, x.shape[-1]))).unflatten(-3, (-1, rows))
+    scale = blocks.abs().amax((-3, -1), keepdim=True) / 127
+    return torch.where(scale == 0, 0, rounded(blocks / torch.where(scale == 0, 1, scale), "int8") * scale).flatten(-2).flatten(-3, -2)
+
+
+def in_blocks(z: Tensor, form: dict[str, Any], over_keys: bool) -> Tensor:
+    """P or dS [.., 128 queries, 128 keys] in NVFP4 or INT8, scales multiplied in. over_keys: the product contracts over keys."""
+    if form["element"] == "int8":
+        return whole(z, form)
+    if form["rule"] == "two_level":
+        return grouped(z, form, _level(z.abs().amax(-1 if over_keys else -2, keepdim=True)))[0]
+    return grouped(z, form, form["tensor_scale"])[0]
 
 
 def quantise(x: Tensor, form: dict[str, Any], tiles: Tiles) -> Operand:
@@ -234,8 +280,10 @@ def quantise(x: Tensor, form: dict[str, Any], tiles: Tiles) -> Operand:
     if form["element"] == "bf16":
         return Operand(rounded(x, "bf16"), zero, zero)
     group, rule = form["group"], form["rule"]
-    if form["element"] == "e2m1" and form["scale"] == "e4m3" and group["kind"] == "blocks" and group["rows"] == 1:
+    if form["element"] == "e2m1" and form["scale"] == "e4m3" and group["kind"] == "blocks" and 1 in (group["rows"], group["columns"]):
         return quantise_nvfp4(x, form)
+    if form["element"] == "int8" and form["scale"] == "f32" and group["kind"] == "blocks":
+        return Operand(whole(x, form), zero, zero)
     if form["scale"] != "ue8m0":
         raise NotImplementedError(f"the emulation has no {form['scale']} scales of Q, K, V and dO; it has powers of two (ue8m0)")
     if group["kind"] in ("tensor", "head"):
