@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU quantiser against the host's: every byte of codes, exponents and prefix maxima, pads and tail included.
+// The GPU quantiser against the host's: every byte of codes, exponents and prefix maxima, pads and tail included; and the values that are
+// made of codes and exponents again.
+#include "quantize/cuda/dequantise.hpp"
 #include "support/operand.hpp"
 
 namespace flamia::test {
@@ -18,8 +20,9 @@ struct Case {
   Group group = Group::block;
   Prefix prefix = Prefix::none;
   sm90::TokenOrder order = sm90::TokenOrder::pi;
-  bool rows = true, transposed = true, rows16 = true;
-  bool fused = false;  // the tensor is the middle third of a [tokens][3 * heads][dim] one
+  bool rows = true, transposed = true;
+  bool values() const { return rows; }  // they are made of the rows
+  bool fused = false;                   // the tensor is the middle third of a [tokens][3 * heads][dim] one
   bool wild = true;
 };
 
@@ -45,7 +48,6 @@ struct OnDevice {
     params.group = c.group;
     params.prefix = c.prefix;
     params.rows = c.rows ? rows.get() : nullptr;
-    params.rows16 = c.rows16 ? rows16.get() : nullptr;
     params.transposed = c.transposed ? transposed.get() : nullptr;
     params.order = c.order;
     params.exponents = exponents.get();
@@ -54,6 +56,13 @@ struct OnDevice {
     params.blocks = v.blocks;
     params.block_capacity = v.block_capacity;
     params.scratch = scratch.get();
+    // both operands of a launch: the first head, and the others
+    values.operands[0] = {rows.get(), exponents.get(), rows16.get(), 1};
+    values.operands[1] = {rows.get() + slots * c.dim, exponents.get() + slots, rows16.get() + slots * c.dim, c.heads - 1};
+    values.head_dim = c.dim;
+    values.slots = slots;
+    values.used_slots = &v.totals->slots;
+    wanted = c.values();
   }
   static std::int64_t scratch_words(const Case& c, std::int64_t slots) {
     QuantiseParams p;
@@ -69,7 +78,8 @@ struct OnDevice {
   }
   Status enqueue(cudaStream_t stream) {
     if (Status status = schedule::gpu::launch(shape, lengths.get(), schedule_memory.get(), stream); !status.ok()) return status;
-    return quantize::gpu::launch_quantise(params, stream);
+    if (Status status = quantize::gpu::launch_quantise(params, stream); !status.ok()) return status;
+    return wanted ? quantize::gpu::launch_dequantise(values, stream) : Status();
   }
   schedule::gpu::Shape shape;
   DeviceBuffer<std::int32_t> lengths;
@@ -81,6 +91,8 @@ struct OnDevice {
   DeviceBuffer<std::uint8_t> transposed, exponents, prefix;
   DeviceBuffer<std::uint32_t> scratch;
   QuantiseParams params;
+  quantize::gpu::DequantiseParams values;
+  bool wanted;
 };
 
 DeviceImage expected(const Case& c, const Packing& packing, const std::vector<std::uint16_t>& data, std::int64_t slots) {
@@ -116,7 +128,7 @@ void expect_image(const Case& c, const OnDevice& setup, const DeviceImage& want)
   const std::vector<std::uint8_t> untouched_codes(want.rows.size(), kPoison), untouched(want.prefix.size(), kPoison);
   expect_equal("rows", setup.rows.download(), c.rows ? want.rows : untouched_codes);
   const std::vector<std::uint16_t> untouched_values(want.rows16.size(), kPoison * 0x0101u);
-  expect_equal("rows16", setup.rows16.download(), c.rows16 ? want.rows16 : untouched_values);
+  expect_equal("rows16", setup.rows16.download(), c.values() ? want.rows16 : untouched_values);
   expect_equal("transposed", setup.transposed.download(), c.transposed ? want.transposed : untouched_codes);
   expect_equal("exponents", setup.exponents.download(), want.exponents);
   expect_equal("prefix", setup.prefix.download(), c.prefix == Prefix::none ? untouched : want.prefix);
@@ -165,7 +177,6 @@ TEST_F(Quantise, FuzzedPackings) {
     c.order = below(random, 2) ? sm90::TokenOrder::pi : sm90::TokenOrder::rho;
     c.rows = below(random, 4);
     c.transposed = below(random, 4);
-    c.rows16 = below(random, 4);
     c.fused = below(random, 2);
     c.wild = below(random, 2);
     compare(c, random_packing(random, 1200, 10), random);
@@ -294,10 +305,20 @@ TEST_F(Quantise, RefusesWhatItCannotDo) {
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.input.token_stride = 257; }));
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.input.data = static_cast<const char*>(p.input.data) + 2; }));
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.exponents = nullptr; }));
-  EXPECT_TRUE(refused([](QuantiseParams& p) { ++p.rows16; }));
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.group = Group::tensor, p.prefix = Prefix::sticky; }));
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.prefix = Prefix::sticky, p.scratch = nullptr; }));
   EXPECT_FALSE(refused([](QuantiseParams&) {}));
+  const auto values_refused = [&](auto change) {
+    quantize::gpu::DequantiseParams p = setup.values;
+    change(p);
+    return !quantize::gpu::launch_dequantise(p, nullptr).ok();
+  };
+  EXPECT_TRUE(values_refused([](auto& p) { p.head_dim = 96; }));
+  EXPECT_TRUE(values_refused([](auto& p) { p.operands[0].heads = p.operands[1].heads = 0; }));
+  EXPECT_TRUE(values_refused([](auto& p) { ++p.operands[1].values; }));
+  EXPECT_TRUE(values_refused([](auto& p) { p.operands[0].exponents = nullptr; }));
+  EXPECT_TRUE(values_refused([](auto& p) { p.used_slots = nullptr; }));
+  EXPECT_FALSE(values_refused([](auto&) {}));
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 
 #include "control.hpp"
 #include "numerics/format.hpp"
+#include "quantize/cuda/dequantise.hpp"
 #include "quantize/cuda/gradient.hpp"
 #include "quantize/cuda/quantise.hpp"
 #include "schedule/cuda/clear.hpp"
@@ -170,10 +171,10 @@ Buffers make_buffers(std::int64_t tokens, std::int64_t documents) {
 
 /// What a launch writes beside exponents.
 struct Layouts {
-  bool rows, transposed, rows16 = false;
-  int bytes() const { return int{rows} + int{transposed} + 2 * int{rows16}; }  // of one element
+  bool rows, transposed;
+  int bytes() const { return int{rows} + int{transposed}; }  // of one element
 };
-constexpr Layouts kRows{true, false}, kTransposed{false, true}, kBoth{true, true}, kValues{true, false, true};
+constexpr Layouts kRows{true, false}, kTransposed{false, true}, kBoth{true, true};
 
 QuantiseParams params_of(const Buffers& b, const Row& r, bool rotate, Group group, Prefix prefix, const Layouts& layouts) {
   QuantiseParams p;
@@ -184,7 +185,6 @@ QuantiseParams params_of(const Buffers& b, const Row& r, bool rotate, Group grou
   p.group = group;
   p.prefix = prefix;
   p.rows = layouts.rows ? b.rows : nullptr;
-  p.rows16 = layouts.rows16 ? b.rows16 : nullptr;
   p.transposed = layouts.transposed ? b.transposed : nullptr;
   p.exponents = b.exponents;
   p.prefix_exponents = prefix == Prefix::none ? nullptr : b.prefix;
@@ -209,16 +209,13 @@ void quantiser(const Buffers& b, const Row& r, const std::string& name) {
   run("Q mxfp8 training", true, Group::block, Prefix::none, kBoth);
   run("K mxfp8 training", true, Group::block, Prefix::record, kBoth);
   run("V mxfp8 training", false, Group::block, Prefix::record, kBoth);
-  run("Q mxfp8 training with dS in BF16", true, Group::block, Prefix::none, kValues);
-  run("K mxfp8 training with dS in BF16", true, Group::block, Prefix::record, kValues);
+  run("K mxfp8 training with dS in BF16", true, Group::block, Prefix::record, kRows);
   run("Q exact inference", true, Group::token, Prefix::none, kRows);
   run("K exact inference", true, Group::token, Prefix::sticky, kRows);
   run("V exact inference", false, Group::token, Prefix::sticky, kTransposed);
   run("Q exact training", true, Group::token, Prefix::none, kBoth);
   run("K exact training", true, Group::token, Prefix::sticky, kBoth);
   run("V exact training", false, Group::token, Prefix::sticky, kBoth);
-  run("Q exact training with dS in BF16", true, Group::token, Prefix::none, kValues);
-  run("K exact training with dS in BF16", true, Group::token, Prefix::sticky, kValues);
   run("K tensor inference", true, Group::tensor, Prefix::none, kRows);
   run("K exact inference of growing magnitudes", true, Group::token, Prefix::sticky, kRows, true);
   for (const Group group : {Group::block, Group::token})
@@ -246,6 +243,17 @@ void quantiser(const Buffers& b, const Row& r, const std::string& name) {
           std::string(group == Group::block ? "dO mxfp8" : "dO exact") + (accumulator_bytes ? "" : " without clearing dQ");
       row(name, part, time_ms([&] { ok(quantize::gpu::launch_gradient(g, nullptr)); }), moved);
     }
+}
+
+/// Q and K as values again, in one launch.
+void values(const Buffers& b, const Row& r, const std::string& name) {
+  quantize::gpu::DequantiseParams p;
+  p.operands[0] = p.operands[1] = {b.rows, b.exponents, b.rows16, kHeads};
+  p.head_dim = kDim;
+  p.slots = b.slots;
+  p.used_slots = &r.view.totals->slots;
+  row(name, "Q and K in BF16", time_ms([&] { ok(quantize::gpu::launch_dequantise(p, nullptr)); }),
+      2. * (3. * static_cast<double>(b.elements) + static_cast<double>(b.slots * kHeads)));
 }
 
 void unfused(const Buffers& b, const Row& r, const std::string& name) {
@@ -291,6 +299,7 @@ int main(int argc, char** argv) try {
     b.elements = std::int64_t{w.cu_seqlens.back()} * kHeads * kDim;
     b.slots = sm90::slot_capacity(r.shape.tokens, r.shape.documents);
     quantiser(b, r, w.name);
+    values(b, r, w.name);
     if (w.name == workloads[0].name) unfused(b, r, w.name);
   }
   row("-", "copy again", time_ms(copy), copied);

@@ -183,7 +183,7 @@ struct WrongGroup {
 };
 
 /// Its codes once more, with the exponents that stand in p.exponents by now. The whole warp.
-template <int D, class Element, bool kRotate, bool kRows16>
+template <int D, class Element, bool kRotate>
 __device__ void encode_again(const QuantiseParams& p, int head, const WrongGroup& wrong, Stage<D>& stage) {
   const Lane lane;
   Raw<D> raw[kLaneTokens];
@@ -206,14 +206,13 @@ __device__ void encode_again(const QuantiseParams& p, int head, const WrongGroup
   Codes<D> codes[kLaneTokens];
   encode(x, scale, kRotate ? numerics::rotation_norm(D) : 1.f, codes);
   if (p.rows != nullptr) store_rows<D>(codes, lane, p.rows + at * D);
-  if constexpr (kRows16) store_rows16<D>(codes, scale, lane, p.rows16 + at * D);
   if (p.transposed != nullptr) store_transposed<D>(codes, p.order, lane, stage, p.transposed + at * D);
   __syncwarp();  // the stage is free again
 }
 
 /// A warp a tile of 32 groups. Grid: heads in y; a thread block's tiles lie gridDim.x apart, because wrong guesses are neighbours and its
 /// warps share them: encoding a group again takes one warp several microseconds.
-template <int D, class Element, bool kRotate, Prefix kPrefix, bool kRows16>
+template <int D, class Element, bool kRotate, Prefix kPrefix>
 __global__ __launch_bounds__(32 * kPrefixWarps,
                              kPrefix == Prefix::sticky ? 2 : 4) void prefix_kernel(const __grid_constant__ QuantiseParams p) {
   __shared__ WrongGroup wrong[kPrefix == Prefix::sticky ? kPrefixWarps * kTileGroups : 1];
@@ -247,8 +246,7 @@ __global__ __launch_bounds__(32 * kPrefixWarps,
   if constexpr (kPrefix == Prefix::sticky) {
     __shared__ Stage<D> stage[kPrefixWarps];
     __syncthreads();
-    for (int i = warp; i < wrong_groups; i += kPrefixWarps)
-      encode_again<D, Element, kRotate, kRows16>(p, head, wrong[i], stage[warp]);
+    for (int i = warp; i < wrong_groups; i += kPrefixWarps) encode_again<D, Element, kRotate>(p, head, wrong[i], stage[warp]);
   }
 }
 

@@ -56,8 +56,7 @@ __device__ __forceinline__ std::uint32_t guess_before(const Lane& lane, std::uin
 /// shuffles: with 9 blocks (96 registers) it is 15 % slower (docs/log/quantise.md).
 constexpr int kResidentUnits = 12;
 
-/// kRows16: values in BF16 too. An instance of its own, because what it takes in registers slows the others down.
-template <int D, class Element, bool kRotate, Prefix kPrefix, bool kRows16>
+template <int D, class Element, bool kRotate, Prefix kPrefix>
 __global__ __launch_bounds__(kUnitThreads, kResidentUnits) void quantise_kernel(const __grid_constant__ QuantiseParams p) {
   __shared__ Shared<D> shared;
   if constexpr (kPrefix != Prefix::none) ptx::let_next_grid_start();
@@ -124,7 +123,6 @@ __global__ __launch_bounds__(kUnitThreads, kResidentUnits) void quantise_kernel(
     }
     encode(x, scale, kRotate ? numerics::rotation_norm(D) : 1.f, codes);
     if (p.rows != nullptr) store_rows<D>(codes, lane, p.rows + at * D);
-    if constexpr (kRows16) store_rows16<D>(codes, scale, lane, p.rows16 + at * D);
     if (p.transposed != nullptr) store_transposed<D>(codes, p.order, lane, shared.stage[lane.warp], p.transposed + at * D);
   }
 }
@@ -180,27 +178,21 @@ cudaError_t enqueue_with_prefix(Quantise quantise, Prefix prefix, const Quantise
   return launch_overlapped(prefix, grid, 32 * kPrefixWarps, stream, p);
 }
 
-template <int D, class Element, bool kRotate, bool kRows16>
+template <int D, class Element, bool kRotate>
 cudaError_t enqueue(const QuantiseParams& p, unsigned units, cudaStream_t stream) {
   if (p.group == Group::tensor) maximum_kernel<D, Element, kRotate><<<units, kUnitThreads, 0, stream>>>(p);
   switch (p.prefix) {
     case Prefix::none:
-      quantise_kernel<D, Element, kRotate, Prefix::none, kRows16><<<units, kUnitThreads, 0, stream>>>(p);
+      quantise_kernel<D, Element, kRotate, Prefix::none><<<units, kUnitThreads, 0, stream>>>(p);
       return cudaGetLastError();
     case Prefix::record:  // a scan of bytes: which operand they belong to does not matter
-      return enqueue_with_prefix(quantise_kernel<D, Element, kRotate, Prefix::record, kRows16>,
-                                 prefix_kernel<64, __nv_bfloat16, false, Prefix::record, false>, p, units, stream);
+      return enqueue_with_prefix(quantise_kernel<D, Element, kRotate, Prefix::record>,
+                                 prefix_kernel<64, __nv_bfloat16, false, Prefix::record>, p, units, stream);
     case Prefix::sticky:
-      return enqueue_with_prefix(quantise_kernel<D, Element, kRotate, Prefix::sticky, kRows16>,
-                                 prefix_kernel<D, Element, kRotate, Prefix::sticky, kRows16>, p, units, stream);
+      return enqueue_with_prefix(quantise_kernel<D, Element, kRotate, Prefix::sticky>,
+                                 prefix_kernel<D, Element, kRotate, Prefix::sticky>, p, units, stream);
   }
   return cudaErrorInvalidValue;
-}
-
-template <int D, class Element, bool kRotate>
-cudaError_t enqueue(const QuantiseParams& p, unsigned units, cudaStream_t stream) {
-  return p.rows16 != nullptr ? enqueue<D, Element, kRotate, true>(p, units, stream)
-                             : enqueue<D, Element, kRotate, false>(p, units, stream);
 }
 
 template <int D, class Element>
@@ -228,8 +220,7 @@ Status check(const QuantiseParams& p) {
   if (p.input.token_stride % 8 != 0 || p.input.head_stride % 8 != 0)
     return Status::invalid("strides " + std::to_string(p.input.token_stride) + ", " + std::to_string(p.input.head_stride) +
                            " of the input must be multiples of 8 elements (16 bytes)");
-  if (p.exponents == nullptr || !aligned(p.rows, 16) || !aligned(p.rows16, 16) || !aligned(p.transposed, 16) ||
-      !aligned(p.exponents, 16))
+  if (p.exponents == nullptr || !aligned(p.rows, 16) || !aligned(p.transposed, 16) || !aligned(p.exponents, 16))
     return Status::invalid("outputs of the quantiser must be device memory aligned to 16 bytes; exponents may not be null");
   if (p.group == Group::tensor && p.prefix != Prefix::none)
     return Status::invalid("a prefix maximum of exponents needs groups of tokens, not one exponent for the tensor");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Q, K and V on the GPU: BF16 or FP16 in, E4M3 codes and power-of-two exponents out, in the layouts of sm90/layout.hpp. One launch an
-// operand reads the input once, whatever is asked for: rotation, codes as rows, codes transposed, values in BF16, sticky exponents.
+// operand reads the input once, whatever is asked for: rotation, codes as rows, codes transposed, sticky exponents.
 //
 // Codes and exponents equal those of the host quantiser (quantize/quantize.hpp) bit for bit. A group that holds NaN or infinity is
 // flagged: codes 0, byte 255. Slots without a token hold code 0.
@@ -32,7 +32,6 @@ struct QuantiseParams {
   Prefix prefix = Prefix::none;  // not with Group::tensor
 
   std::uint8_t* rows = nullptr;        // `rows` layout; null: not wanted
-  std::uint16_t* rows16 = nullptr;     // `rows16` layout: codes times scale in BF16; null: not wanted
   std::uint8_t* transposed = nullptr;  // `transposed` layout; null: not wanted
   sm90::TokenOrder order = sm90::TokenOrder::pi;
   std::uint8_t* exponents = nullptr;  // UE8M0 bytes [heads][slots]; slots without a token: 0 or the block's byte

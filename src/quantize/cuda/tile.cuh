@@ -275,47 +275,6 @@ __device__ __forceinline__ void store_rows(const Codes<D> (&codes)[kLaneTokens],
   }
 }
 
-/// From this exponent on, code times scale may exceed what FP32 and BF16 hold; it then becomes their largest finite value.
-inline constexpr int kMayOverflow = 120;
-
-/// Eight codes times `factor` in BF16.
-__device__ __forceinline__ uint4 values16(const std::uint32_t (&codes)[2], float factor) {
-  std::uint32_t words[4];
-#pragma unroll
-  for (int pair = 0; pair < 4; ++pair) {
-    float low, high;
-    ptx::unpack_e4m3x2(static_cast<std::uint16_t>(codes[pair / 2] >> (pair % 2 * 16)), low, high);
-    words[pair] = ptx::pack_bf16x2(numerics::mul(low, factor), numerics::mul(high, factor));
-  }
-  return {words[0], words[1], words[2], words[3]};
-}
-
-/// Infinities of two BF16 elements to the largest finite value.
-__device__ __forceinline__ std::uint32_t finite16(std::uint32_t pair) {
-  if ((pair & 0x7fffu) == 0x7f80u) --pair;
-  if ((pair & 0x7fff0000u) == 0x7f800000u) pair -= 0x10000u;
-  return pair;
-}
-
-/// `rows16` layout. `group` points at the 16 slots' elements. Four lanes write 64 consecutive bytes.
-template <int D>
-__device__ __forceinline__ void store_rows16(const Codes<D> (&codes)[kLaneTokens], const Scale (&scale)[kLaneTokens],
-                                             const Lane& lane, std::uint16_t* group) {
-#pragma unroll
-  for (int i = 0; i < kLaneTokens; ++i) {
-    const int slot = lane_token(lane.k, i), row = slot % 8;
-    const float factor = scale[i].flagged ? 0.f : numerics::pow2(scale[i].exponent);
-    auto* const at = reinterpret_cast<uint4*>(group + slot / 8 * 8 * D) + row * 8;
-#pragma unroll
-    for (int m = 0; m < Codes<D>::kOctets; ++m) {
-      uint4 piece = values16(codes[i].octet[m], factor);
-      if (scale[i].exponent >= kMayOverflow) piece = {finite16(piece.x), finite16(piece.y), finite16(piece.z), finite16(piece.w)};
-      const int octet = kTokenLanes * m + lane.j;
-      at[octet / 8 * 64 + (octet % 8 ^ row)] = piece;
-    }
-  }
-}
-
 /// Staging of the transposed store: 8 channels' 16 bytes each, then 16 bytes of padding, so that neither side meets bank conflicts.
 template <int D>
 struct Stage {

@@ -191,12 +191,17 @@ __device__ inline std::int32_t document_of(const std::int32_t* offsets, std::int
 struct Costed {
   sm90::WorkItem item;
   std::int32_t cost;
+  std::uint32_t key;  // of the sort, greatest first
 };
 __device__ inline Costed make_item(const ListSpec& spec, const std::int32_t* offsets, const sm90::Document* documents,
                                    std::int32_t count, std::int32_t i) {
   const std::int32_t b = document_of(offsets, count, i);
   const std::int32_t first = (i - offsets[b]) * spec.tile;
-  return {{b, first}, item_cost(spec.reach, spec.keys, spec.tile, spec.visit, first, documents[b].length)};
+  const std::int32_t length = documents[b].length;
+  const std::int32_t cost = item_cost(spec.reach, spec.keys, spec.tile, spec.visit, first, length);
+  const bool together = offsets[b + 1] - offsets[b] <= spec.together;
+  const std::int32_t key = together ? item_cost(spec.reach, spec.keys, spec.tile, spec.visit, 0, length) : cost;
+  return {{b, first}, cost, static_cast<std::uint32_t>(key)};
 }
 
 /// Entry i of the block table in document order, and the key by which it is sorted, greatest first: early positions, then the tail,
@@ -250,7 +255,7 @@ __device__ void sort_in_block(std::int32_t count, int bits, Make make, Element* 
   }
 }
 
-/// One work list: by descending cost and, among equals, by document and position.
+/// One work list: by descending key and, among equals, by document and position.
 template <int kItems>
 __device__ void make_list(const ExpandParams& p, bool keys, void* memory) {
   const Workspace& w = p.memory;
@@ -262,7 +267,7 @@ __device__ void make_list(const ExpandParams& p, bool keys, void* memory) {
     const Costed made = make_item(spec, list.offsets, w.documents, p.documents, i);
     item = made.item;
     statistic = statistic + ListStatistic{made.cost, made.cost};
-    return static_cast<std::uint32_t>(made.cost);
+    return made.key;
   };
   sort_in_block<kItems>(totals->items, spec.cost_bits, make, w.unsorted + (keys ? kBlockSortItems : 0), list.items, memory);
   __syncthreads();
@@ -315,16 +320,16 @@ __global__ __launch_bounds__(kThreads) void expand_items(const ExpandParams p, b
   const auto i = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
   ListStatistic statistic{};
   if (i < spec.capacity) {
-    std::uint32_t cost = 0;  // past the last item: sorts behind every item, whose cost is at least 1
+    std::uint32_t key = 0;  // past the last item: sorts behind every item, whose key is at least 1
     sm90::WorkItem item{0, 0};
     if (i < totals->items) {
       const Costed made = make_item(spec, (keys ? w.backward : w.forward).offsets, w.documents, p.documents, i);
       item = made.item;
-      cost = static_cast<std::uint32_t>(made.cost);
+      key = made.key;
       statistic = {made.cost, made.cost};
     }
     w.unsorted[i] = item;
-    w.keys[i] = cost;
+    w.keys[i] = key;
   }
   statistic = ReduceStatistic(memory).Reduce(statistic, Sum{});
   if (threadIdx.x == 0 && statistic.total != 0) {

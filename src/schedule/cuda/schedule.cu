@@ -17,14 +17,15 @@ std::int64_t filled(const Shape& shape) { return shape.documents < shape.tokens 
 /// Sum over documents of ceil(length / tile) is at most this.
 std::int64_t item_capacity(const Shape& shape, int tile) { return tile == 0 ? 0 : shape.tokens / tile + filled(shape); }
 
-ListSpec list_of(const Shape& shape, bool keys, int tile, int visit) {
+ListSpec list_of(const Shape& shape, bool keys, int tile, int visit, int together) {
   const auto greatest = static_cast<std::uint64_t>(shape.tokens / visit + 2);
   return {shape.reach,
           keys,
           tile,
           visit,
           static_cast<std::int32_t>(item_capacity(shape, tile)),
-          static_cast<int>(std::bit_width(greatest))};
+          static_cast<int>(std::bit_width(greatest)),
+          together};
 }
 
 template <class Element>
@@ -70,8 +71,10 @@ std::int64_t chunk_count(const Shape& shape) {
 
 }  // namespace
 
-ListSpec forward_list(const Shape& shape) { return list_of(shape, false, shape.forward_tile, kTile); }
-ListSpec backward_list(const Shape& shape) { return list_of(shape, true, shape.backward_tile, shape.backward_visit); }
+ListSpec forward_list(const Shape& shape) { return list_of(shape, false, shape.forward_tile, kTile, 0); }
+ListSpec backward_list(const Shape& shape) {
+  return list_of(shape, true, shape.backward_tile, shape.backward_visit, shape.backward_together);
+}
 
 std::int64_t block_capacity(const Shape& shape) { return item_capacity(shape, sm90::kBlock) + kTailBlocks; }
 

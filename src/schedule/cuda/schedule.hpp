@@ -63,6 +63,9 @@ struct Shape {
   int forward_tile = 128;  // queries per item of the forward list; it visits key tiles of kTile
   int backward_tile = 0;   // keys per item of the backward list (128); it visits query tiles of backward_visit
   int backward_visit = 64;
+  /// Documents of at most so many backward items keep them together in the list, by the cost of their first one: what the items read is then still
+  /// in the L2 cache. Longer documents' items go by their own cost, dearest first, so that the last ones to end are small.
+  int backward_together = 16;
   /// Block table by position, then document, instead of document, then position: the quantiser's prefix maxima then wait less, since
   /// neighbours in the table belong to different documents. Not worth the sort where nothing needs prefix maxima.
   bool blocks_by_position = true;

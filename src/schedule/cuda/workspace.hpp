@@ -14,6 +14,7 @@ struct ListSpec {
   int tile, visit;
   std::int32_t capacity;
   int cost_bits;  // every cost is below 2^cost_bits
+  int together;   // documents of at most so many items keep them together
 };
 ListSpec forward_list(const Shape& shape);
 ListSpec backward_list(const Shape& shape);

@@ -30,22 +30,24 @@ inline std::int32_t count_visited(const schedule::MaskReach& reach, bool keys, i
   return count;
 }
 
+/// Documents of at most `together` items keep them together.
 inline std::vector<sm90::WorkItem> model_list(const ScheduleModel& model, const schedule::MaskReach& reach, bool keys, int tile,
-                                              int visit, schedule::gpu::ListTotals* totals) {
+                                              int visit, int together, schedule::gpu::ListTotals* totals) {
   struct Costed {
     sm90::WorkItem item;
-    std::int32_t cost;
+    std::int32_t key;
   };
   std::vector<Costed> items;
   for (std::size_t b = 0; tile > 0 && b < model.documents.size(); ++b)
     for (std::int32_t first = 0; first < model.documents[b].length; first += tile) {
       const std::int32_t cost = count_visited(reach, keys, tile, visit, first, model.documents[b].length);
-      items.push_back({{static_cast<std::int32_t>(b), first}, cost});
+      const std::int32_t first_cost = count_visited(reach, keys, tile, visit, 0, model.documents[b].length);
+      items.push_back({{static_cast<std::int32_t>(b), first}, model.documents[b].length <= tile * together ? first_cost : cost});
       totals->greatest_cost = std::max(totals->greatest_cost, cost);
       totals->total_cost += cost;
     }
   totals->items = static_cast<std::int32_t>(items.size());
-  std::stable_sort(items.begin(), items.end(), [](const Costed& a, const Costed& b) { return a.cost > b.cost; });
+  std::stable_sort(items.begin(), items.end(), [](const Costed& a, const Costed& b) { return a.key > b.key; });
   std::vector<sm90::WorkItem> sorted;
   for (const Costed& c : items) sorted.push_back(c.item);
   return sorted;
@@ -80,8 +82,9 @@ inline ScheduleModel model_schedule(const schedule::gpu::Shape& shape, const std
                      [](const TokenBlock& a, const TokenBlock& b) { return a.position < b.position; });
   for (int i = 0; i < kTailBlocks; ++i) model.blocks.push_back({reached, slot + i * sm90::kBlock, 0, 0});
   totals.token_blocks = static_cast<std::int32_t>(model.blocks.size());
-  model.forward = model_list(model, shape.reach, false, shape.forward_tile, schedule::kTile, &totals.forward);
-  model.backward = model_list(model, shape.reach, true, shape.backward_tile, shape.backward_visit, &totals.backward);
+  model.forward = model_list(model, shape.reach, false, shape.forward_tile, schedule::kTile, 0, &totals.forward);
+  model.backward =
+      model_list(model, shape.reach, true, shape.backward_tile, shape.backward_visit, shape.backward_together, &totals.backward);
   return model;
 }
 

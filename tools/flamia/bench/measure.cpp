@@ -115,9 +115,9 @@ Status measure(const Workload& workload, const Recipe& recipe, const BenchOption
       workload.forward_flops(options.heads, options.head_dim, options.mask.causal, options.mask.left, options.mask.right);
   const double query_elements = static_cast<double>(workload.tokens()) * options.heads * options.head_dim;
   const double key_elements = static_cast<double>(workload.tokens()) * options.key_heads * options.head_dim;
-  // written for an element of V: its codes once or both ways; of Q and K: their codes both ways or, for dS in BF16, codes and values
-  const double v_bytes = options.training ? 2 : 1;
-  const double qk_bytes = options.training && recipe.d_s.first.element == Element::bf16 ? 3 : v_bytes;
+  // written for an element of V: its codes once or both ways; of Q and K the same, or once where dS is BF16
+  const bool ds_bf16 = recipe.d_s.first.element == Element::bf16;
+  const double v_bytes = options.training ? 2 : 1, qk_bytes = ds_bf16 ? 1 : v_bytes;
   std::vector<Part> wanted{
       {"schedule", [&] { return forward.schedule(); }},
       {"quantise", [&] { return forward.quantise(); }, 0,
@@ -126,9 +126,11 @@ Status measure(const Workload& workload, const Recipe& recipe, const BenchOption
       {options.training ? "forward_call" : "inference", [&] { return call.run_forward(); }, flops, 0, errors.output}};
   if (options.training) {
     const cuda::BackwardCall backward(call.plan, call.backward, call.saved.data(), call.backward_workspace.data(), nullptr);
-    // dO and O are read in 2 bytes; written: two copies of the codes, and zeros where dQ is summed
+    // dO and O are read in 2 bytes; written: two copies of the codes, and zeros where dQ is summed. For dS in BF16 codes of Q and K become values
     const double sum_bytes = recipe.accumulation.dq_f16 ? 2. : 4.;
-    wanted.push_back({"d_out", [backward] { return backward.quantise(); }, 0, (4. + 2. + sum_bytes) * query_elements});
+    const double value_bytes = ds_bf16 ? 3. * (query_elements + key_elements) : 0.;
+    wanted.push_back(
+        {"d_out", [backward] { return backward.quantise(); }, 0, (4. + 2. + sum_bytes) * query_elements + value_bytes});
     wanted.push_back({"gradients", [backward] { return backward.differentiate(); }, 2.5 * flops, 0, errors.gradients});
     wanted.push_back({"backward", [&] { return call.run_backward(); }, 2.5 * flops, 0, errors.gradients});
     wanted.push_back({"call", [&] { return call.run(); }, 3.5 * flops, 0, errors.gradients});

@@ -155,8 +155,8 @@ void add_bench(Program& program) {
   add_report_flags(&command, session);
   command.footer(
       R"(Parts: schedule (work list), quantise (Q, K, V), forward (attention kernel), inference (all three together).
-With --training-call, which makes the copies that the backward pass reads: schedule, quantise, forward, forward_call (all three), d_out
-(dO quantised, D, dQ's sums cleared), gradients (the kernels that make dQ, dK, dV), backward (schedule, d_out, gradients), call (forward
+With --training-call, which keeps what the backward pass reads: schedule, quantise, forward, forward_call (all three), d_out (dO
+quantised, D, dQ's sums cleared; Q and K in BF16), gradients (the kernels that make dQ, dK, dV), backward (schedule, d_out, gradients), call (forward
 and backward). Errors: relative L2 of O, or the greatest of dQ, dK, dV, on the shortest document. gigabytes: device memory of the call.
 
 Examples:

@@ -34,10 +34,7 @@ Status check_device() {
 
 Status check(const Problem& problem, const Recipe& recipe, const PlanOptions& options) {
   if (Status s = recipe::can_run(recipe, plan::Architecture::sm_90, problem.head_dim, options.training); !s.ok()) return s;
-  if (Status s = schedule::gpu::check(forward_shape(problem, hopper_form(recipe))); !s.ok()) return s;
-  if (options.training) {
-    if (Status s = schedule::gpu::check(backward_shape(problem)); !s.ok()) return s;
-  }
+  if (Status s = schedule::gpu::check(schedule_shape(problem, hopper_form(recipe), options.training)); !s.ok()) return s;
   return check_device();
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/cuda/backend/forward_call.hpp"
+#include "quantize/cuda/dequantise.hpp"
 #include "quantize/cuda/gradient.hpp"
 #include "schedule/cuda/clear.hpp"
 
@@ -32,8 +33,8 @@ BackwardCall::BackwardCall(const Plan& plan, const BackwardTensors& tensors, con
       saved_(saved_memory(plan, form_, saved)),
       memory_(backward_memory(problem_, form_, options_, workspace)),
       slots_(slots_of(problem_)),
-      shape_(backward_shape(problem_)),
-      schedule_(schedule::gpu::view(shape_, memory_.schedule)) {}
+      shape_(schedule_shape(problem_, form_, true)),
+      schedule_(schedule::gpu::view(shape_, saved_.schedule)) {}
 
 Status BackwardCall::check() const {
   if (tensors_.d_o.dtype == DType::f32) return Status::unsupported("d_o is F32; on a GPU it must be BF16 or F16: cast it first");
@@ -58,7 +59,10 @@ Status BackwardCall::check() const {
   return {};
 }
 
-Status BackwardCall::schedule() const { return schedule::gpu::launch(shape_, tensors_.cu_seqlens, memory_.schedule, stream_); }
+Status BackwardCall::schedule() const {
+  return device_status(cudaMemsetAsync(memory_.counters, 0, schedule::gpu::kCounters * sizeof(std::int32_t), stream_),
+                       "counters of the schedule");
+}
 
 Status BackwardCall::quantise() const {
   quantize::gpu::GradientParams params;
@@ -84,7 +88,18 @@ Status BackwardCall::quantise() const {
   params.blocks = schedule_.blocks;
   params.block_capacity = schedule_.block_capacity;
   params.scratch = memory_.scratch;
-  return quantize::gpu::launch_gradient(params, stream_);
+  if (Status s = quantize::gpu::launch_gradient(params, stream_); !s.ok()) return s;
+  return form_.ds == sm90::DsFormat::bf16 ? dequantise() : Status();
+}
+
+Status BackwardCall::dequantise() const {
+  quantize::gpu::DequantiseParams params;
+  params.operands[0] = {saved_.q.rows, saved_.q.exponents, memory_.query16, problem_.query_heads};
+  params.operands[1] = {saved_.k.rows, saved_.k.exponents, memory_.key16, problem_.key_heads};
+  params.head_dim = problem_.head_dim;
+  params.slots = slots_;
+  params.used_slots = &schedule_.totals->slots;
+  return quantize::gpu::launch_dequantise(params, stream_);
 }
 
 sm90::BackwardConfig BackwardCall::config() const {
@@ -96,10 +111,10 @@ sm90::BackwardConfig BackwardCall::config() const {
 sm90::BackwardParams BackwardCall::params() const {
   sm90::BackwardParams params;
   params.query_rows = saved_.q.rows;
-  params.query_rows16 = saved_.q.rows16;
+  params.query_rows16 = memory_.query16;
   params.query_transposed = saved_.q.transposed;
   params.key_rows = saved_.k.rows;
-  params.key_rows16 = saved_.k.rows16;
+  params.key_rows16 = memory_.key16;
   params.key_transposed = saved_.k.transposed;
   params.value_rows = saved_.v.rows;
   params.gradient_rows = memory_.d_out.rows;
@@ -115,7 +130,7 @@ sm90::BackwardParams BackwardCall::params() const {
   params.items = schedule_.backward;
   params.item_count = &schedule_.totals->backward.items;
   params.used_slots = &schedule_.totals->slots;
-  params.counter = schedule_.counters;
+  params.counter = memory_.counters;
   params.row_records = memory_.row_records;
   params.key_records = memory_.key_records;
   params.dq_partials = memory_.dq_partials;

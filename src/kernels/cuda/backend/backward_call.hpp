@@ -14,8 +14,8 @@ class BackwardCall {
   BackwardCall(const Plan& plan, const BackwardTensors& tensors, const void* saved, void* workspace, cudaStream_t stream);
 
   Status check() const;          // what the kernels cannot do with these tensors
-  Status schedule() const;       // documents, blocks, work list
-  Status quantise() const;       // dO: codes, D', the pre-scale of dQ; clears the partial sums of dQ
+  Status schedule() const;       // the forward pass's serves: its counters
+  Status quantise() const;       // dO: codes, D', the pre-scale of dQ; clears the partial sums of dQ. Q and K as BF16 values
   Status differentiate() const;  // dQ, dK, dV; rows outside every document are filled too
 
   /// What differentiate() hands to the kernels; tests add what they record.
@@ -23,6 +23,8 @@ class BackwardCall {
   sm90::BackwardConfig config() const;
 
  private:
+  Status dequantise() const;
+
   const Problem& problem_;
   const PlanOptions& options_;
   const BackwardTensors& tensors_;

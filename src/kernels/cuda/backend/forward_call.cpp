@@ -34,7 +34,7 @@ ForwardCall::ForwardCall(const Plan& plan, const ForwardTensors& tensors, void* 
       form_(hopper_form(plan.recipe())),
       memory_(forward_memory(problem_, form_, plan.options(), saved, workspace)),
       slots_(slots_of(problem_)),
-      shape_(forward_shape(problem_, form_)),
+      shape_(schedule_shape(problem_, form_, training_)),
       schedule_(schedule::gpu::view(shape_, memory_.schedule)) {}
 
 Status ForwardCall::check() const {
@@ -59,7 +59,6 @@ Status ForwardCall::quantise(const TensorView& input, int heads, const OperandFo
   params.group = form.group;
   params.prefix = prefix_of(form, memory.prefix_exponents != nullptr);
   params.rows = memory.rows;
-  params.rows16 = memory.rows16;
   params.transposed = memory.transposed;
   params.order = order;
   params.exponents = memory.exponents;

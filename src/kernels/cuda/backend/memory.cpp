@@ -43,23 +43,13 @@ sm90::ForwardConfig forward_config(const Problem& problem, const HopperForm& for
   return config;
 }
 
-schedule::gpu::Shape forward_shape(const Problem& problem, const HopperForm& form) {
+schedule::gpu::Shape schedule_shape(const Problem& problem, const HopperForm& form, bool training) {
   schedule::gpu::Shape shape;
   shape.tokens = problem.tokens;
   shape.documents = problem.documents;
   shape.reach = schedule::reach_of(problem.mask.causal, problem.mask.left, problem.mask.right);
   shape.forward_tile = sm90::query_tile(forward_config(problem, form));
-  return shape;
-}
-
-schedule::gpu::Shape backward_shape(const Problem& problem) {
-  schedule::gpu::Shape shape;
-  shape.tokens = problem.tokens;
-  shape.documents = problem.documents;
-  shape.reach = schedule::reach_of(problem.mask.causal, problem.mask.left, problem.mask.right);
-  shape.forward_tile = 0;
-  shape.backward_tile = sm90::kKeyTile;
-  shape.blocks_by_position = false;  // dO has no prefix maxima
+  if (training) shape.backward_tile = sm90::kKeyTile;
   return shape;
 }
 
@@ -75,7 +65,7 @@ sm90::BackwardConfig backward_config(const Problem& problem, const HopperForm& f
 }
 
 BackwardMemory backward_memory(const Problem& problem, const HopperForm& form, const PlanOptions& options, void* base) {
-  const std::int64_t slots = slots_of(problem), query_slots = slots * problem.query_heads;
+  const std::int64_t slots = slots_of(problem), query_slots = slots * problem.query_heads, key_slots = slots * problem.key_heads;
   const sm90::BackwardScratch scratch = sm90::backward_scratch(slots, problem.query_heads, problem.key_heads);
   const auto bytes = [](std::size_t n) { return static_cast<std::int64_t>(n); };
   Pieces workspace(base);
@@ -84,6 +74,10 @@ BackwardMemory backward_memory(const Problem& problem, const HopperForm& form, c
   memory.d_out.transposed = workspace.take<std::uint8_t>(query_slots * problem.head_dim);
   memory.d_out.exponents = workspace.take<std::uint8_t>(query_slots);
   memory.d_prime = workspace.take<float>(query_slots);
+  if (form.ds == sm90::DsFormat::bf16) {
+    memory.query16 = workspace.take<std::uint16_t>(query_slots * problem.head_dim);
+    memory.key16 = workspace.take<std::uint16_t>(key_slots * problem.head_dim);
+  }
   const bool scaled = form.partials == sm90::PartialFormat::f16;
   if (!options.deterministic) {
     if (scaled) memory.dq_exponent = workspace.take<std::int16_t>(query_slots);
@@ -91,7 +85,7 @@ BackwardMemory backward_memory(const Problem& problem, const HopperForm& form, c
   }
   memory.row_records = workspace.take<std::byte>(bytes(scratch.row_records));
   memory.key_records = workspace.take<std::byte>(bytes(scratch.key_records));
-  memory.schedule = workspace.take<std::byte>(bytes(schedule::gpu::workspace_bytes(backward_shape(problem))));
+  memory.counters = workspace.take<std::int32_t>(schedule::gpu::kCounters);
   memory.scratch = workspace.take<std::uint32_t>(1);
   memory.workspace_bytes = workspace.bytes();
   return memory;
@@ -112,10 +106,7 @@ ForwardMemory forward_memory(const Problem& problem, const HopperForm& form, con
   memory.v.transposed = workspace.take<std::uint8_t>(key_slots * problem.head_dim);
   memory.v.exponents = kept.take<std::uint8_t>(key_slots);
   if (options.training) {
-    if (form.ds == sm90::DsFormat::bf16) {
-      memory.q.rows16 = saved.take<std::uint16_t>(query_slots * problem.head_dim);
-      memory.k.rows16 = saved.take<std::uint16_t>(key_slots * problem.head_dim);
-    } else {
+    if (form.ds == sm90::DsFormat::e4m3) {
       memory.q.transposed = saved.take<std::uint8_t>(query_slots * problem.head_dim);
       memory.k.transposed = saved.take<std::uint8_t>(key_slots * problem.head_dim);
     }
@@ -126,8 +117,8 @@ ForwardMemory forward_memory(const Problem& problem, const HopperForm& form, con
     memory.row_reference = saved.take<float>(query_slots);
     memory.row_sum = saved.take<float>(query_slots);
   }
-  memory.schedule =
-      workspace.take<std::byte>(static_cast<std::int64_t>(schedule::gpu::workspace_bytes(forward_shape(problem, form))));
+  const schedule::gpu::Shape shape = schedule_shape(problem, form, options.training);
+  memory.schedule = kept.take<std::byte>(static_cast<std::int64_t>(schedule::gpu::workspace_bytes(shape)));
 
   std::size_t scratch = 0;
   for (const auto& [operand, heads] :
@@ -138,7 +129,7 @@ ForwardMemory forward_memory(const Problem& problem, const HopperForm& form, con
     params.group = operand->group;
     params.prefix = prefix_of(*operand, options.training && operand != &form.q && operand->group != quantize::gpu::Group::tensor);
     params.slots = slots;
-    params.block_capacity = schedule::gpu::view(forward_shape(problem, form), nullptr).block_capacity;
+    params.block_capacity = schedule::gpu::view(shape, nullptr).block_capacity;
     scratch = std::max(scratch, quantize::gpu::scratch_bytes(params));
   }
   memory.scratch = workspace.take<std::uint32_t>(static_cast<std::int64_t>((scratch + 3) / 4));

@@ -14,7 +14,6 @@ namespace flamia::cuda {
 struct OperandMemory {
   std::uint8_t* rows = nullptr;
   std::uint8_t* transposed = nullptr;
-  std::uint16_t* rows16 = nullptr;           // values in BF16, for dS in BF16
   std::uint8_t* exponents = nullptr;         // [heads][slots]
   std::uint8_t* prefix_exponents = nullptr;  // [heads][slots]
 };
@@ -25,7 +24,7 @@ struct ForwardMemory {
   OperandMemory q, k, v;
   float* row_reference = nullptr;  // m, [query_heads][slots]
   float* row_sum = nullptr;        // l
-  void* schedule = nullptr;
+  void* schedule = nullptr;        // of both passes when training
   std::uint32_t* scratch = nullptr;
   std::size_t saved_bytes = 0;
   std::size_t workspace_bytes = 0;
@@ -35,15 +34,17 @@ struct ForwardMemory {
 ForwardMemory forward_memory(const Problem& problem, const HopperForm& form, const PlanOptions& options, void* saved,
                              void* workspace);
 
-/// What the backward pass works in, all of it workspace. It plans its schedule anew: `saved` is only read, and the kernels count in it.
+/// What the backward pass works in, all of it workspace.
 struct BackwardMemory {
   OperandMemory d_out;
+  std::uint16_t* query16 = nullptr;  // Q and K as BF16 values, rows16; null unless dS is BF16
+  std::uint16_t* key16 = nullptr;
   float* d_prime = nullptr;             // D', [query_heads][slots]
   std::int16_t* dq_exponent = nullptr;  // z; null where dQ is summed in FP32 or not in memory
   void* dq_partials = nullptr;          // null in deterministic mode: dQ is summed in registers
   void* row_records = nullptr;
   void* key_records = nullptr;
-  void* schedule = nullptr;
+  std::int32_t* counters = nullptr;  // the schedule's own are in `saved`, which is only read
   std::uint32_t* scratch = nullptr;
   std::size_t workspace_bytes = 0;
 };
@@ -53,8 +54,8 @@ BackwardMemory backward_memory(const Problem& problem, const HopperForm& form, c
 quantize::gpu::Prefix prefix_of(const OperandForm& form, bool wanted);
 
 std::int64_t slots_of(const Problem& problem);
-schedule::gpu::Shape forward_shape(const Problem& problem, const HopperForm& form);
-schedule::gpu::Shape backward_shape(const Problem& problem);
+/// One schedule serves both passes of a training call.
+schedule::gpu::Shape schedule_shape(const Problem& problem, const HopperForm& form, bool training);
 sm90::ForwardConfig forward_config(const Problem& problem, const HopperForm& form);
 /// Gradients in BF16; a call that wants F32 says so.
 sm90::BackwardConfig backward_config(const Problem& problem, const HopperForm& form, const PlanOptions& options);
