@@ -18,6 +18,7 @@ constexpr MmaKind kCpuKinds[] = {{"loops, BF16 values", Precision::bf16, ScaleTy
 // The transposing forms of wgmma exist for 16-bit types only.
 constexpr MmaKind kSm90Kinds[] = {{"wgmma bf16", Precision::bf16, ScaleType::none, 0, false},
                                   {"wgmma e4m3", Precision::fp8, ScaleType::none, 0, true},
+                                  {"wgmma f16 of code times scale, exact", Precision::fp4, ScaleType::e4m3, 16, true},
                                   {"wgmma s8", Precision::int8, ScaleType::none, 0, true}};
 
 // 8-bit operands come in either major order; 4-bit ones only contiguous along the contraction.

@@ -33,13 +33,17 @@ std::vector<std::string> cpu_gaps(const Recipe& recipe) {
   return gaps.take();
 }
 
-/// One quantised form that serves both products, as the quantiser of the GPU writes it.
-void check_hopper_operand(const char* name, const OperandPolicy& policy, bool may_be_sticky, Gaps& gaps) {
-  const Quantisation& form = policy.first;
+/// NVFP4 as the quantiser of the GPU writes it for the scores, beside the E4M3 codes of the other product.
+constexpr Quantisation kHopperNvfp4{
+    Element::e2m1, {Group::Kind::blocks, 1, 16}, ScaleType::e4m3, ScaleRule::amax_or_smaller, false, 1.f};
+
+/// One quantised form that serves both products, as the quantiser of the GPU writes it; or NVFP4 for the scores.
+void check_hopper_operand(const char* name, const OperandPolicy& policy, bool may_be_sticky, bool nvfp4, Gaps& gaps) {
+  const Quantisation& form = policy.second;
   const bool group = form.group == Group{Group::Kind::tensor, 0, 0} || form.group == Group{Group::Kind::blocks, 32, 0} ||
                      form.group == Group{Group::Kind::blocks, 1, 0};
   const std::string operand(name);
-  gaps.unless(policy.first == policy.second, operand + " has two forms");
+  gaps.unless(policy.first == policy.second || nvfp4, operand + " has two forms");
   gaps.unless(form.element == Element::e4m3 && form.scale == ScaleType::ue8m0 && form.rule == ScaleRule::ceil,
               operand + " is not E4M3 with power-of-two scales by the ceil rule");
   gaps.unless(group, operand + " shares its scales by another group than a tensor, 32 tokens or one token");
@@ -48,10 +52,12 @@ void check_hopper_operand(const char* name, const OperandPolicy& policy, bool ma
 
 std::vector<std::string> hopper_gaps(const Recipe& recipe) {
   Gaps gaps;
-  check_hopper_operand("Q", recipe.q, false, gaps);
-  check_hopper_operand("K", recipe.k, true, gaps);
-  check_hopper_operand("V", recipe.v, true, gaps);
-  check_hopper_operand("dO", recipe.d_out, false, gaps);
+  const bool nvfp4 = recipe.q.first == kHopperNvfp4 && recipe.k.first == kHopperNvfp4;
+  check_hopper_operand("Q", recipe.q, false, nvfp4, gaps);
+  check_hopper_operand("K", recipe.k, true, nvfp4, gaps);
+  check_hopper_operand("V", recipe.v, true, false, gaps);
+  check_hopper_operand("dO", recipe.d_out, false, false, gaps);
+  gaps.unless(!nvfp4 || recipe.rotate, "Q and K in NVFP4 are not rotated");
   gaps.unless(recipe.p.first.element == Element::e4m3 && recipe.p.first.group.kind == Group::Kind::constant &&
                   recipe.p.first == recipe.p.second,
               "P is not E4M3 with a constant scale");
@@ -71,6 +77,7 @@ std::vector<std::string> hopper_backward_gaps(const Recipe& recipe) {
     return form.element == Element::e4m3 && form.scale == ScaleType::ue8m0 && form.rule == ScaleRule::ceil &&
            form.group == Group{Group::Kind::blocks, rows, columns};
   };
+  gaps.unless(recipe.q.first.element != Element::e2m1, "its scores are NVFP4, which the backward kernels do not recompute");
   gaps.unless(bf16 || !recipe.one_ds_payload, "dS is one payload for both products");
   gaps.unless(bf16 || payload(recipe.d_s.first, 1, 128), "dS for dQ is not E4M3 with one exponent per query and 128 keys");
   gaps.unless(recipe.one_ds_payload || payload(recipe.d_s.second, 64, 1),

@@ -113,9 +113,6 @@ class Lowerer {
     const Precision precision = plan::precision_of(element_of(a));
     if (precision != plan::precision_of(element_of(b))) return;  // a broken rule, reported as such
     const auto of_precision = [&](const MmaKind& kind) { return kind.precision == precision; };
-    if (std::none_of(facts_.kinds.begin(), facts_.kinds.end(), of_precision))
-      return refuse("has no MMA for " + word_of(a.form.element) + " operands (" + name_of(a) +
-                    "); use 8-bit operands, for example \"mxfp8\"");
     for (const Place* place : {&a, &b}) {
       const int step = changes_along_contraction(*place, head_dim_);
       const auto brings_in = [&](const MmaKind& kind) {

@@ -15,7 +15,7 @@ TEST_F(GpuAccuracy, FourTimesFourThousandTokens) {
   constexpr std::int64_t kElements = std::int64_t{4} * 4096 * 16 * 128;
   const NormalPool pool(3 * kElements, fresh_seed());
   for (const bool causal : {true, false})
-    for (const char* name : {"mxfp8", "mxfp8-exact", "mxfp8 ref=phase32", "mxfp8-exact ref=phase32"}) {
+    for (const char* name : {"mxfp8", "mxfp8-exact", "mxfp8 ref=phase32", "mxfp8-exact ref=phase32", "nvfp4", "nvfp4-exact"}) {
       PackedCall call({{4096, 4096, 4096, 4096}, 16, 16, 128, {causal, -1, -1}, 0}, recipe(name), pool.all(),
                       pool.all() + kElements, pool.all() + 2 * kElements);
       const Status status = call.run();
@@ -23,9 +23,10 @@ TEST_F(GpuAccuracy, FourTimesFourThousandTokens) {
       const Comparison c = summarise(call.compare(), 16);
       std::cout << "[ measured ] " << name << (causal ? ", causal" : ", full") << ": mean cosine " << c.cosine << ", relative L2 "
                 << c.relative_l2 << ", worst row " << c.worst_row << ", LSE off by " << c.worst_lse << "\n";
-      const double bar = causal ? .9987 : .9983;
+      const bool nvfp4 = std::string(name).rfind("nvfp4", 0) == 0;
+      const double bar = nvfp4 ? (causal ? .9920 : .9890) : causal ? .9987 : .9983;
       EXPECT_GE(c.cosine, bar) << name;
-      EXPECT_LT(c.worst_row, 0.3) << name;
+      EXPECT_LT(c.worst_row, nvfp4 ? 0.6 : 0.3) << name;
       EXPECT_EQ(c.wrong_rows, 0) << name;
       Problem other = call.problem();
       other.mask.causal = !causal;

@@ -18,17 +18,21 @@ const std::vector<Shape>& shapes() {
   return all;
 }
 
-/// The CPU's numbers with the tensor core's accumulator: what is left is exp2's last bit, sums in another order and O in BF16.
+bool has_nvfp4_scores(const std::string& name) { return name.rfind("nvfp4", 0) == 0; }
+
+/// The CPU's numbers with the tensor core's accumulator: what is left is exp2's last bit, sums in another order and O in BF16. Scores in FP16
+/// are summed in FP32 by both; so then is P V on the CPU, and O differs by what the accumulator loses.
 TEST_F(GpuAttention, AgreesWithTheCpu) {
-  for (const char* name : {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 ref=phase32", "mxfp8-exact ref=phase32"})
+  for (const char* name : {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 ref=phase32", "mxfp8-exact ref=phase32", "nvfp4",
+                           "nvfp4-exact", "nvfp4-exact ref=phase32"})
     for (const Shape& shape : shapes()) {
       SCOPED_TRACE(std::string(name) + ", first length " + std::to_string(shape.lengths[0]));
       const Input in = normal_input(shape, fresh_seed());
       const GpuForward gpu = gpu_forward(in, recipe(name));
       RunOptions options;
       options.backward = false;
-      const Result cpu = run(in, recipe(std::string(name) + " acc=hopper13"), options);
-      EXPECT_LT(relative_l2(gpu.o, cpu.o), 5e-3);
+      const Result cpu = run(in, recipe(has_nvfp4_scores(name) ? name : std::string(name) + " acc=hopper13"), options);
+      EXPECT_LT(relative_l2(gpu.o, cpu.o), has_nvfp4_scores(name) ? 8e-3 : 5e-3);
       EXPECT_LT(worst_row(gpu.o, cpu.o, shape.head_dim), 0.1);
       for (std::size_t i = 0; i < gpu.lse.size(); ++i) {
         if (std::isinf(cpu.lse[i]))
@@ -71,7 +75,8 @@ std::size_t rows_that_differ(const GpuForward& a, const GpuForward& b, const Pro
 
 /// Later tokens times 2^4, 2^10, 10^4: no bit of an earlier row moves. Other documents never move.
 TEST_F(GpuAttention, LaterTokensReachNobody) {
-  for (const char* name : {"mxfp8-exact", "mxfp8-exact ref=phase32", "mxfp8", "fp8-tensor"})
+  for (const char* name :
+       {"mxfp8-exact", "mxfp8-exact ref=phase32", "mxfp8", "nvfp4-exact", "nvfp4-exact ref=phase32", "nvfp4", "fp8-tensor"})
     for (const float factor : {16.f, 1024.f, 1e4f}) {
       const Shape shape{{150, 400, 90}, 2, 2, 128, {true, -1, -1}, 0};
       const Input in = normal_input(shape, fresh_seed());
@@ -86,7 +91,7 @@ TEST_F(GpuAttention, LaterTokensReachNobody) {
       const std::string text = recipe(name).name();
       const bool leaks = text == "fp8-tensor";
       const std::int64_t safe =
-          text.rfind("mxfp8-exact", 0) == 0 ? cut : 150 + 192;  // mxfp8: the token-block of the cut starts there
+          text.find("-exact") != std::string::npos ? cut : 150 + 192;  // else the token-block of the cut starts there
       if (leaks) {
         EXPECT_GT(rows_that_differ(quiet, changed, in.problem, 150, cut), 0u) << text;
       } else {
@@ -100,7 +105,7 @@ TEST_F(GpuAttention, LaterTokensReachNobody) {
 
 TEST_F(GpuAttention, RepeatsBitForBit) {
   const Input in = normal_input({{700, 33, 1, 512, 90}, 4, 2, 128, {true, -1, -1}, 0}, fresh_seed());
-  for (const char* name : {"mxfp8", "mxfp8-exact"}) {
+  for (const char* name : {"mxfp8", "mxfp8-exact", "nvfp4-exact"}) {
     GpuCall call(in.problem, recipe(name));
     const DeviceOperands operands(in);
     GpuForward first;
@@ -143,7 +148,8 @@ TEST_F(GpuAttention, FuzzedPackings) {
     }
     const Input in = normal_input(shape, static_cast<std::uint32_t>(random()));
     if (in.problem.tokens == 0) continue;
-    const char* const name = i % 2 == 0 ? "mxfp8" : "mxfp8-exact";
+    const char* const names[] = {"mxfp8", "mxfp8-exact", "nvfp4", "nvfp4-exact"};
+    const char* const name = names[i % 4];
     RunOptions options;
     options.backward = false;
     const Result cpu = run(in, recipe(name), options);
@@ -190,16 +196,19 @@ TEST_F(GpuAttention, GraphReplaysWithOtherLengths) {
 /// NaN in a later key: rows before it and other documents keep every bit, rows that see it are NaN.
 TEST_F(GpuAttention, NanStaysWithTheRowsThatSeeIt) {
   const Input in = normal_input({{100, 300}, 2, 2, 128, {true, -1, -1}, 0}, fresh_seed());
-  const GpuForward clean = gpu_forward(in, recipe("mxfp8-exact"));
-  for (const std::int64_t at : {std::int64_t{0}, std::int64_t{127}, std::int64_t{128}, std::int64_t{200}, std::int64_t{299}}) {
-    Input bad = in;
-    bad.v_row(100 + at, 1)[17] = numerics::quiet_nan();
-    const GpuForward dirty = gpu_forward(bad, recipe("mxfp8-exact"));
-    EXPECT_EQ(rows_that_differ(clean, dirty, in.problem, 0, 100 + at), 0u) << at;
-    for (std::int64_t t = 100 + at; t < 400; ++t) {
-      EXPECT_TRUE(std::isnan(dirty.o[static_cast<std::size_t>((t * 2 + 1) * 128)])) << at << " " << t;
-      EXPECT_FALSE(std::isnan(dirty.o[static_cast<std::size_t>((t * 2) * 128)])) << at << " " << t;
-    }
+  for (const char* name : {"mxfp8-exact", "nvfp4-exact"}) {
+    const GpuForward clean = gpu_forward(in, recipe(name));
+    for (const bool of_key : {false, true})
+      for (const std::int64_t at : {std::int64_t{0}, std::int64_t{127}, std::int64_t{128}, std::int64_t{200}, std::int64_t{299}}) {
+        Input bad = in;
+        (of_key ? bad.k_row(100 + at, 1) : bad.v_row(100 + at, 1))[17] = numerics::quiet_nan();
+        const GpuForward dirty = gpu_forward(bad, recipe(name));
+        EXPECT_EQ(rows_that_differ(clean, dirty, in.problem, 0, 100 + at), 0u) << name << " " << at;
+        for (std::int64_t t = 100 + at; t < 400; ++t) {
+          EXPECT_TRUE(std::isnan(dirty.o[static_cast<std::size_t>((t * 2 + 1) * 128)])) << name << " " << at << " " << t;
+          EXPECT_FALSE(std::isnan(dirty.o[static_cast<std::size_t>((t * 2) * 128)])) << name << " " << at << " " << t;
+        }
+      }
   }
 }
 
@@ -215,8 +224,11 @@ TEST_F(GpuAttention, RefusesWhatItCannotDo) {
   EXPECT_EQ(Plan::create(problem, recipe("mxfp8"), options, &plan).code(), StatusCode::unsupported);
   problem.head_dim = 128;
   EXPECT_EQ(Plan::create(problem, recipe("bf16"), options, &plan).code(), StatusCode::unsupported);
-  options.training = true;  // forward alone runs; the backward kernel has one grouping of dK
+  EXPECT_EQ(Plan::create(problem, recipe("nvfp4 rotate=off"), options, &plan).code(), StatusCode::unsupported);
+  EXPECT_EQ(Plan::create(problem, recipe("nvfp4 nvfp4=amax"), options, &plan).code(), StatusCode::unsupported);
+  options.training = true;  // forward alone runs; the backward kernel has one grouping of dK, and scores in E4M3
   EXPECT_EQ(Plan::create(problem, recipe("mxfp8 dk=64x32"), options, &plan).code(), StatusCode::unsupported);
+  EXPECT_EQ(Plan::create(problem, recipe("nvfp4"), options, &plan).code(), StatusCode::unsupported);
   EXPECT_TRUE(Plan::create(problem, recipe("mxfp8"), options, &plan).ok());
 }
 

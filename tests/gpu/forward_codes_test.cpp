@@ -96,38 +96,53 @@ Share compare(const Input& in, const std::vector<float>& gpu, const std::vector<
   return share;
 }
 
-TEST_P(ForwardCodes, AreThoseOfTheCpu) {
-  const char* const name = GetParam();
-  for (const bool causal : {true, false}) {
-    const Input in = normal_input({{700, 300, 65, 1}, 2, 1, 128, {causal, -1, -1}, 0}, fresh_seed());
-    const std::vector<float> gpu = gpu_codes(in, recipe(name));
-    const auto cpu_codes = [&](const std::string& text) {
-      cpu::Probe probe;
-      probe.record_codes = true;
-      RunOptions options;
-      options.backward = false;
-      options.probe = &probe;
-      run(in, recipe(text), options);
-      return probe.forward_codes;
-    };
-    const Share share = compare(in, gpu, cpu_codes(std::string(name) + " acc=hopper13"));
-    const Share fp32 = compare(in, gpu, cpu_codes(name));
-    std::cout << "[ measured ] " << name << (causal ? ", causal: " : ", full: ") << share.equal << " of " << share.pairs
-              << " codes equal (" << 100 * share.of_equal() << " %), " << share.neighbours << " one step apart, "
-              << share.pairs - share.equal - share.neighbours << " further; with an FP32 accumulator " << 100 * fp32.of_equal()
-              << " %\n";
-    EXPECT_GE(share.of_equal(), 0.9995) << name;
-    EXPECT_LT(fp32.of_equal(), share.of_equal()) << name;  // control: the accumulator's model is what makes them equal
-    Input other = in;                                      // control: a key that is not the same
-    for (int c = 0; c < 128; ++c) other.k_row(3, 0)[c] = numerics::round_bf16(other.k_row(3, 0)[c] * 1.5f);
-    EXPECT_LT(compare(in, gpu_codes(other, recipe(name)), cpu_codes(std::string(name) + " acc=hopper13")).of_equal(), 0.9995)
-        << name;
+std::vector<float> cpu_codes(const Input& in, const std::string& text) {
+  cpu::Probe probe;
+  probe.record_codes = true;
+  RunOptions options;
+  options.backward = false;
+  options.probe = &probe;
+  run(in, recipe(text), options);
+  return probe.forward_codes;
+}
+
+/// The GPU's codes of `name` against the CPU's of `twin`. `fp32`: of the CPU's without the model of an accumulator; empty: not compared.
+void expect_codes(const std::string& name, const std::string& twin, const std::string& fp32, bool causal) {
+  const Input in = normal_input({{700, 300, 65, 1}, 2, 1, 128, {causal, -1, -1}, 0}, fresh_seed());
+  const std::vector<float> gpu = gpu_codes(in, recipe(name)), cpu = cpu_codes(in, twin);
+  const Share share = compare(in, gpu, cpu);
+  std::cout << "[ measured ] " << name << (causal ? ", causal: " : ", full: ") << share.equal << " of " << share.pairs
+            << " codes equal (" << 100 * share.of_equal() << " %), " << share.neighbours << " one step apart, "
+            << share.pairs - share.equal - share.neighbours << " further";
+  EXPECT_GE(share.of_equal(), 0.9995) << name;
+  if (!fp32.empty()) {
+    const double without = compare(in, gpu, cpu_codes(in, fp32)).of_equal();
+    std::cout << "; with an FP32 accumulator " << 100 * without << " %";
+    EXPECT_LT(without, share.of_equal()) << name;  // control: the accumulator's model is what makes them equal
   }
+  std::cout << "\n";
+  Input other = in;  // control: keys that are not the same
+  for (int key = 0; key < 32; ++key)
+    for (int c = 0; c < 128; ++c) other.k_row(key, 0)[c] = -other.k_row(key, 0)[c];
+  EXPECT_LT(compare(in, gpu_codes(other, recipe(name)), cpu).of_equal(), 0.9995) << name;
+}
+
+TEST_P(ForwardCodes, AreThoseOfTheCpu) {
+  const std::string name = GetParam();
+  for (const bool causal : {true, false}) expect_codes(name, name + " acc=hopper13", name, causal);
 }
 
 /// One recipe at a time: the CPU's side, with the tensor core's accumulator, takes its time.
 INSTANTIATE_TEST_SUITE_P(Recipes, ForwardCodes,
                          testing::Values("mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 ref=phase32", "mxfp8-exact ref=phase32"));
+
+class ForwardCodesOfNvfp4 : public GpuTest {};
+
+/// Scores in FP16: an accumulator of nearly FP32.
+TEST_F(ForwardCodesOfNvfp4, AreThoseOfTheCpu) {
+  for (const char* name : {"nvfp4", "nvfp4-exact", "nvfp4-exact ref=phase32"})
+    for (const bool causal : {true, false}) expect_codes(name, name, {}, causal);
+}
 
 }  // namespace
 }  // namespace flamia::test

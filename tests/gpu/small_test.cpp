@@ -15,7 +15,7 @@ TEST_F(GpuSmall, ForwardCalls) {
       {{300}, 1, 1, 128, {true, 60, 0}, 0},
   };
   for (const Shape& shape : shapes)
-    for (const char* name : {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8-exact ref=phase32"}) {
+    for (const char* name : {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8-exact ref=phase32", "nvfp4-exact"}) {
       SCOPED_TRACE(std::string(name) + ", first length " + std::to_string(shape.lengths[0]));
       const Input in = normal_input(shape, fresh_seed());
       RunOptions options;

@@ -178,7 +178,9 @@ TEST(Lower, DsInBf16TakesValuesOfKAndQ) {
 }
 
 TEST(Lower, HopperRefusesWhatItHasNoMmaFor) {
-  EXPECT_THAT(lower(parsed("nvfp4"), Architecture::sm_90, 128).refusals, Contains(HasSubstr("no MMA for e2m1")));
+  EXPECT_THAT(lower(parsed("nvfp4"), Architecture::sm_90, 128).refusals, IsEmpty());  // NVFP4 values, exact in FP16
+  EXPECT_THAT(lower(parsed("nvfp4 q1=e2m1/1x32/ue8m0/floor k1=e2m1/1x32/ue8m0/floor"), Architecture::sm_90, 128).refusals,
+              Contains(HasSubstr("changes its scale every 32 channels")));
   EXPECT_THAT(lower(parsed("mxfp8 ds=32x32"), Architecture::sm_90, 128).refusals,
               Contains(AllOf(HasSubstr("dS in dQ"), HasSubstr("every 32 keys"), HasSubstr("Use two payloads"))));
   EXPECT_THAT(lower(parsed("mxfp8-exact ds=row32"), Architecture::sm_90, 128).refusals, Not(IsEmpty()));
@@ -219,7 +221,7 @@ TEST(Lower, TheCpuExecutesEveryNamedRecipeAndVariants) {
   EXPECT_FALSE(can_run(parsed("mxfp8 p1=e5m2/constant/none/none p2=e5m2/constant/none/none"), Architecture::cpu, 128, true).ok());
 }
 
-TEST(Lower, HopperExecutesThreeRecipesAndSomeVariants) {
+TEST(Lower, HopperExecutesSomeRecipesAndVariants) {
   const auto status = [](const std::string& text, bool backward) {
     return can_run(parsed(text), Architecture::sm_90, 128, backward);
   };
@@ -230,7 +232,9 @@ TEST(Lower, HopperExecutesThreeRecipesAndSomeVariants) {
                                                               {"mxfp8 ds=row128", "per key and 64 queries"},
                                                               {"mxfp8 p-in-ds=codes", "codes of P"},
                                                               {"mxfp8 promote=128:128", "every 64"},
-                                                              {"mxfp8 prescale=sequence", "per sequence"}};
+                                                              {"mxfp8 prescale=sequence", "per sequence"},
+                                                              {"nvfp4", "scores are NVFP4"},
+                                                              {"nvfp4-exact ref=phase32", "scores are NVFP4"}};
   for (const auto& [text, reason] : forward_only) {
     EXPECT_TRUE(status(text, false).ok()) << text << ": " << status(text, false).message();
     const Status refused = status(text, true);
@@ -239,7 +243,9 @@ TEST(Lower, HopperExecutesThreeRecipesAndSomeVariants) {
                 AllOf(HasSubstr(std::string("recipe \"") + text + "\" has no backward pass on sm_90"), HasSubstr(reason)));
     EXPECT_TRUE(can_run(parsed(text), Architecture::cpu, 128, true).ok()) << text;
   }
-  for (const char* text : {"bf16", "mxfp8-floor", "nvfp4"}) EXPECT_FALSE(status(text, false).ok()) << text;
+  for (const char* text : {"bf16", "mxfp8-floor", "nvfp4-full", "nvfp4 rotate=off", "nvfp4 nvfp4=amax",
+                           "nvfp4 q1=e4m3/32xall/ue8m0/ceil", "nvfp4 q2=e4m3/tensor/ue8m0/ceil v1=e2m1/1x16/e4m3/amax_or_smaller"})
+    EXPECT_FALSE(status(text, false).ok()) << text;
 }
 
 TEST(Lower, RefusalsNameTheNearestThatRuns) {

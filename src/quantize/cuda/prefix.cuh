@@ -250,11 +250,4 @@ __global__ __launch_bounds__(32 * kPrefixWarps,
   }
 }
 
-/// Before the kernel that quantises, which waits for it only when it asks for what is known.
-__global__ __launch_bounds__(256) void clear_kernel(uint4* words, std::int64_t count) {
-  ptx::let_next_grid_start();
-  const std::int64_t i = std::int64_t{256} * blockIdx.x + threadIdx.x;
-  if (i < count) words[i] = {0, 0, 0, 0};
-}
-
 }  // namespace flamia::quantize::gpu

@@ -23,6 +23,21 @@ enum class Group { token, block, tensor };
 /// The prefix maximum of exponents over a document: not needed; written out (for the scale of dQ); or in use (sticky exponents).
 enum class Prefix { none, record, sticky };
 
+/// Offset, in elements, of (head, slot, channel) in the `rows_f16` layout, [head][slot / 8][d / 8][slot % 8][8 FP16]: core matrices as in
+/// sm90/layout.hpp, of 8 channels instead of 16.
+FLAMIA_LAYOUT_FN std::int64_t rows_f16_offset(std::int64_t slots, int d, std::int64_t head, std::int64_t slot, int channel) {
+  return (head * slots + slot / 8 * 8) * d + std::int64_t{channel / 8} * 64 + slot % 8 * 8 + channel % 8;
+}
+
+/// Q or K of the scores in NVFP4 (rule amax_or_smaller, tensor scale 1), made in the same launch from the same values. Tokens by themselves:
+/// whatever Group and Prefix say concerns the E4M3 codes only.
+struct Nvfp4Outputs {
+  std::uint16_t* halves = nullptr;    // code * scale in FP16 (exact), `rows_f16` layout; null: no NVFP4 wanted
+  std::uint8_t* exponents = nullptr;  // [heads][slots]: 127; 255 of a flagged token
+  std::uint8_t* codes = nullptr;      // [heads][slots][head_dim / 2], low nibble = even channel; null: not wanted
+  std::uint8_t* scales = nullptr;     // E4M3 [heads][slots][head_dim / 16]; 0x7F of a flagged token. With `codes` only
+};
+
 struct QuantiseParams {
   TensorView input;  // [tokens, heads, head_dim], BF16 or FP16; data and strides multiples of 16 bytes
   int heads = 0;
@@ -37,6 +52,8 @@ struct QuantiseParams {
   std::uint8_t* exponents = nullptr;  // UE8M0 bytes [heads][slots]; slots without a token: 0 or the block's byte
   std::uint8_t* prefix_exponents =
       nullptr;  // [heads][slots]: greatest byte up to this token, flagged ones left out; null: not wanted
+
+  Nvfp4Outputs nvfp4;  // of rotated values only
 
   std::int64_t slots = 0;  // sm90::slot_capacity
   const schedule::gpu::TokenBlock* blocks = nullptr;

@@ -5,7 +5,7 @@ namespace flamia::cuda {
 namespace {
 
 OperandForm operand_form(const OperandPolicy& policy) {
-  const Quantisation& form = policy.first;
+  const Quantisation& form = policy.second;  // the first differs where it is NVFP4
   if (form.group.kind == Group::Kind::tensor) return {quantize::gpu::Group::tensor, false};
   return {form.group.rows == 1 ? quantize::gpu::Group::token : quantize::gpu::Group::block, form.sticky};
 }
@@ -19,8 +19,13 @@ HopperForm hopper_form(const Recipe& recipe) {
   form.v = operand_form(recipe.v);
   form.d_out = operand_form(recipe.d_out);
   form.rotate = recipe.rotate;
+  form.nvfp4 = recipe.q.first.element == Element::e2m1;
   for (const OperandForm* operand : {&form.q, &form.k, &form.v})
     if (operand->group == quantize::gpu::Group::token) form.scale_group = sm90::ScaleGroup::token;
+  if (form.nvfp4) {
+    form.scale_group = sm90::ScaleGroup::nvfp4;
+    form.q = form.k = {quantize::gpu::Group::token, false};  // the forward pass needs none of their E4M3 codes
+  }
   form.gradient_scale_group = form.d_out.group == quantize::gpu::Group::token ? sm90::ScaleGroup::token : form.scale_group;
   form.ds = recipe.d_s.first.element == Element::bf16 ? sm90::DsFormat::bf16 : sm90::DsFormat::e4m3;
   form.partials = recipe.accumulation.dq_f16 ? sm90::PartialFormat::f16 : sm90::PartialFormat::f32;

@@ -18,6 +18,7 @@ struct OperandForm {
 struct HopperForm {
   OperandForm q, k, v, d_out;
   bool rotate = false;
+  bool nvfp4 = false;                                               // Q and K of the scores
   sm90::ScaleGroup scale_group = sm90::ScaleGroup::block;           // what the forward kernel is compiled for
   sm90::ScaleGroup gradient_scale_group = sm90::ScaleGroup::block;  // the same of the backward kernel, which reads dO too
   sm90::DsFormat ds = sm90::DsFormat::e4m3;

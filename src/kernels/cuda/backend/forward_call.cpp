@@ -63,6 +63,7 @@ Status ForwardCall::quantise(const TensorView& input, int heads, const OperandFo
   params.order = order;
   params.exponents = memory.exponents;
   params.prefix_exponents = memory.prefix_exponents;
+  params.nvfp4 = memory.nvfp4;
   params.slots = slots_;
   params.blocks = schedule_.blocks;
   params.block_capacity = schedule_.block_capacity;
@@ -82,11 +83,15 @@ sm90::ForwardConfig ForwardCall::config() const { return forward_config(problem_
 
 sm90::ForwardParams ForwardCall::params() const {
   sm90::ForwardParams params;
-  params.query_codes = memory_.q.rows;
-  params.key_codes = memory_.k.rows;
+  const auto codes = [&](const OperandMemory& m) {
+    return form_.nvfp4 ? reinterpret_cast<const std::uint8_t*>(m.nvfp4.halves) : m.rows;
+  };
+  const auto exponents = [&](const OperandMemory& m) { return form_.nvfp4 ? m.nvfp4.exponents : m.exponents; };
+  params.query_codes = codes(memory_.q);
+  params.key_codes = codes(memory_.k);
   params.value_codes = memory_.v.transposed;
-  params.query_exponents = memory_.q.exponents;
-  params.key_exponents = memory_.k.exponents;
+  params.query_exponents = exponents(memory_.q);
+  params.key_exponents = exponents(memory_.k);
   params.value_exponents = memory_.v.exponents;
   params.documents = schedule_.documents;
   params.items = schedule_.forward;

@@ -99,10 +99,15 @@ ForwardMemory forward_memory(const Problem& problem, const HopperForm& form, con
   Pieces& kept = options.training ? saved : workspace;
 
   ForwardMemory memory;
-  memory.q.rows = kept.take<std::uint8_t>(query_slots * problem.head_dim);
-  memory.q.exponents = kept.take<std::uint8_t>(query_slots);
-  memory.k.rows = kept.take<std::uint8_t>(key_slots * problem.head_dim);
-  memory.k.exponents = kept.take<std::uint8_t>(key_slots);
+  for (const auto& [operand, heads_slots] : {std::pair{&memory.q, query_slots}, {&memory.k, key_slots}}) {
+    if (form.nvfp4) {
+      operand->nvfp4.halves = kept.take<std::uint16_t>(heads_slots * problem.head_dim);
+      operand->nvfp4.exponents = kept.take<std::uint8_t>(heads_slots);
+    } else {
+      operand->rows = kept.take<std::uint8_t>(heads_slots * problem.head_dim);
+    }
+    operand->exponents = kept.take<std::uint8_t>(heads_slots);
+  }
   memory.v.transposed = workspace.take<std::uint8_t>(key_slots * problem.head_dim);
   memory.v.exponents = kept.take<std::uint8_t>(key_slots);
   if (options.training) {

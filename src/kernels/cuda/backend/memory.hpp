@@ -16,6 +16,7 @@ struct OperandMemory {
   std::uint8_t* transposed = nullptr;
   std::uint8_t* exponents = nullptr;         // [heads][slots]
   std::uint8_t* prefix_exponents = nullptr;  // [heads][slots]
+  quantize::gpu::Nvfp4Outputs nvfp4;
 };
 
 /// Everything the forward pass computes with. When training, what the backward pass reads again lies in `saved`, the rest in

@@ -17,7 +17,10 @@ void forward_row() {
   std::printf(
       "\"sm90::forward::forward_kernel<sm90::forward::Config<%d, (sm90::ScaleGroup)%d, (sm90::RowReference)%d, false> >\","
       "forward,%d,%s,%s,%d,%d,%d,%d,%d,%d,%d,%d\n",
-      kHeadDim, static_cast<int>(kGroup), static_cast<int>(kReference), kHeadDim, kGroup == ScaleGroup::block ? "block" : "token",
+      kHeadDim, static_cast<int>(kGroup), static_cast<int>(kReference), kHeadDim,
+      kGroup == ScaleGroup::block   ? "block"
+      : kGroup == ScaleGroup::token ? "token"
+                                    : "nvfp4",
       kReference == RowReference::phase32 ? "phase32" : "tilesum", d.query_tile, d.key_tile, d.stages, d.threads,
       d.consumer_warpgroups, d.consumer_registers, d.loader_registers, d.shared_bytes + flamia::sm90::kSharedAlign);
 }
@@ -36,6 +39,8 @@ int main() {
       "other_registers,shared_bytes\n");
   forward_rows<128, ScaleGroup::block>();
   forward_rows<128, ScaleGroup::token>();
+  forward_rows<128, ScaleGroup::nvfp4>();
   forward_rows<64, ScaleGroup::block>();
   forward_rows<64, ScaleGroup::token>();
+  forward_rows<64, ScaleGroup::nvfp4>();
 }

@@ -29,8 +29,11 @@ struct Config {
   static constexpr int kConsumers = 3;
   static constexpr int kRowsPerConsumer = 64;
   static constexpr int kQueryTile = kConsumers * kRowsPerConsumer;
-  static constexpr int kStages = kHeadDim == 128 ? 4 : 5;
-  static constexpr int kQueryBuffers = 2;
+  static constexpr int kScoreBytes = kScaleGroup == ScaleGroup::nvfp4 ? 2 : 1;  // of an element of Q and K
+  static constexpr bool kLarge =
+      kHeadDim * kScoreBytes == 256;  // shared memory is short: one buffer of queries, which rows leave through
+  static constexpr int kStages = kLarge ? 3 : kHeadDim == 128 ? 4 : 5;
+  static constexpr int kQueryBuffers = kLarge ? 1 : 2;
   static constexpr int kWorkSlots = 2;
 
   // A ticket is taken when the copy warp has this many tiles of the running item left: early enough to hide the way from ticket to
@@ -49,9 +52,10 @@ struct Config {
   static constexpr int kValueGroupBytes = 16 * kHeadDim;
   static constexpr int kOnesBytes = 128;
   static constexpr int kValueGroupStride = kValueGroupBytes + kOnesBytes;
-  static constexpr int kKeyBytes = kKeyTile * kHeadDim;
+  static constexpr int kKeyBytes = kKeyTile * kHeadDim * kScoreBytes;
   static constexpr int kValueBytes = kTokenGroups * kValueGroupStride;
-  static constexpr int kQueryBytes = kQueryTile * kHeadDim;
+  static constexpr int kQueryBytes = kQueryTile * kHeadDim * kScoreBytes;
+  static constexpr int kRowsOutBytes = 16 * 128;  // a warp's: 16 rows x 64 channels on their way out
 
   // Scale exponents a tile carries: one entry per token-block or per token.
   static constexpr int kScaleEntries = kScaleGroup == ScaleGroup::block ? kKeyTile / kBlock : kKeyTile;

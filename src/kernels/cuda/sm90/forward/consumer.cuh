@@ -253,7 +253,8 @@ __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Conf
     return;
   }
 
-  const std::uint8_t* const queries = storage.query[self.query.slot] + self.group * Config::kRowsPerConsumer * Config::kHeadDim;
+  std::uint8_t* const queries =
+      storage.query[self.query.slot] + self.group * (Config::kRowsPerConsumer * Config::kHeadDim * Config::kScoreBytes);
   const Item item{ptx::descriptor_low(queries, QueryOperand<Config>::kLayout),
                   first_query,
                   work.length,
@@ -275,9 +276,18 @@ __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Conf
   for (int tile = own.last; tile >= own.first;) {
     if (attend_tile<Config>(storage, self, state, item, tile, unit, ready)) --tile;
   }
-  if (self.elected()) ptx::barrier_arrive(query_free);
-  store_rows<Config>(params, work, state, unit, storage.rows_out[kWarpsPerConsumer * self.index + self.warp],
-                     first_query + 16 * self.warp, self.lane);
+  if constexpr (Config::kLarge) {
+    leave_together<Config>(self);  // every warp has done its last scores
+    store_rows<Config>(params, work, state, unit, queries + self.warp * Config::kRowsOutBytes, first_query + 16 * self.warp,
+                       self.lane);
+    ptx::fence_before_async_use();  // the next queries are copied to where the rows were
+    __syncwarp();
+    if (self.elected()) ptx::barrier_arrive(query_free);
+  } else {
+    if (self.elected()) ptx::barrier_arrive(query_free);
+    store_rows<Config>(params, work, state, unit, storage.rows_out[kWarpsPerConsumer * self.index + self.warp],
+                       first_query + 16 * self.warp, self.lane);
+  }
   if (own.first > all.first) {
     for (int tile = own.first - 1; tile >= all.first; --tile) skip_tile<Config>(storage, self);
     leave_together<Config>(self);

@@ -16,6 +16,7 @@ namespace flamia::sm90 {
 enum class ScaleGroup {
   block,  // token-block of 32 (recipes `mxfp8`, `fp8-tensor`)
   token,  // every token has its own (recipe `mxfp8-exact`, where key and value exponents are sticky)
+  nvfp4,  // of values as `token`; queries and keys are NVFP4 numbers in FP16 and have none (recipes `nvfp4`, `nvfp4-exact`). Forward only
 };
 
 /// How a row's power-of-two reference follows its scores (numerics: section 8 and 9).
@@ -30,11 +31,12 @@ struct ForwardConfig {
 
 struct ForwardParams {
   // Operands in the layouts of ../layout.hpp. `slots` is slot_capacity(tokens, documents).
-  const std::uint8_t* query_codes = nullptr;      // rows        [query_heads][slots]
-  const std::uint8_t* key_codes = nullptr;        // rows        [key_heads][slots]
-  const std::uint8_t* value_codes = nullptr;      // transposed  [key_heads][slots], order pi
-  const std::uint8_t* query_exponents = nullptr;  // UE8M0 bytes [query_heads][slots]: exponent + 127; 255 = flagged token
-  const std::uint8_t* key_exponents = nullptr;    // [key_heads][slots]
+  const std::uint8_t* query_codes = nullptr;  // rows        [query_heads][slots]; NVFP4: rows_f16
+  const std::uint8_t* key_codes = nullptr;    // rows        [key_heads][slots]; NVFP4: rows_f16
+  const std::uint8_t* value_codes = nullptr;  // transposed  [key_heads][slots], order pi
+  const std::uint8_t* query_exponents =
+      nullptr;                                  // UE8M0 bytes [query_heads][slots]: exponent + 127; 255 = flagged token. NVFP4: 127
+  const std::uint8_t* key_exponents = nullptr;  // [key_heads][slots]
   const std::uint8_t* value_exponents = nullptr;  // [key_heads][slots]
 
   // Work: tiles of query_tile(config) queries, dearest first. The count is known on the device only.
@@ -67,7 +69,7 @@ struct ForwardParams {
 /// Queries per work item.
 int query_tile(const ForwardConfig& config);
 
-/// Heads whose keys and values (both in one byte) take at most `l2_bytes`, at least one key head's worth.
+/// Heads whose keys and values take at most `l2_bytes`, at least one key head's worth.
 int heads_per_group(const ForwardConfig& config, std::int64_t slots, int query_heads, int key_heads, std::int64_t l2_bytes);
 
 cudaError_t launch_forward(const ForwardParams& params, const ForwardConfig& config, cudaStream_t stream);

@@ -20,8 +20,15 @@ cudaError_t dispatch_reference(const ForwardParams& params, const ForwardConfig&
 
 template <int kHeadDim>
 cudaError_t dispatch_scales(const ForwardParams& params, const ForwardConfig& config, cudaStream_t stream) {
-  return config.scale_group == ScaleGroup::block ? dispatch_reference<kHeadDim, ScaleGroup::block>(params, config, stream)
-                                                 : dispatch_reference<kHeadDim, ScaleGroup::token>(params, config, stream);
+  switch (config.scale_group) {
+    case ScaleGroup::block:
+      return dispatch_reference<kHeadDim, ScaleGroup::block>(params, config, stream);
+    case ScaleGroup::token:
+      return dispatch_reference<kHeadDim, ScaleGroup::token>(params, config, stream);
+    case ScaleGroup::nvfp4:
+      return dispatch_reference<kHeadDim, ScaleGroup::nvfp4>(params, config, stream);
+  }
+  return cudaErrorInvalidValue;
 }
 
 bool valid(const ForwardParams& params, const ForwardConfig& config) {
@@ -37,7 +44,8 @@ bool valid(const ForwardParams& params, const ForwardConfig& config) {
 int query_tile(const ForwardConfig&) { return Config<128, ScaleGroup::block, RowReference::phase32, false>::kQueryTile; }
 
 int heads_per_group(const ForwardConfig& config, std::int64_t slots, int query_heads, int key_heads, std::int64_t l2_bytes) {
-  const std::int64_t bytes = 2 * slots * config.head_dim;  // K and V of one key head
+  const int elements = config.scale_group == ScaleGroup::nvfp4 ? 3 : 2;  // bytes of an element of K and one of V
+  const std::int64_t bytes = elements * slots * config.head_dim;         // of one key head
   const std::int64_t fitting = bytes > 0 ? l2_bytes / bytes : key_heads;
   const std::int64_t held = fitting < 1 ? 1 : fitting > key_heads ? key_heads : fitting;
   return static_cast<int>(held) * (query_heads / key_heads);

@@ -59,7 +59,7 @@ struct CopyState {
 template <class Config>
 __device__ __forceinline__ void copy_queries(const ForwardParams& params, Storage<Config>& storage, CopyState<Config>& state,
                                              const Work& work, int lane) {
-  constexpr int per_lane = Config::kQueryTile / 32;
+  constexpr int per_lane = Config::kQueryTile / 32, kRow = Config::kHeadDim * Config::kScoreBytes;
   const std::int64_t row = work.head * params.slots + work.slot_start + work.first;
   const int absent = max(0, -work.first);  // rows in front of the document: whole groups
   std::uint8_t exponents[per_lane];
@@ -69,13 +69,13 @@ __device__ __forceinline__ void copy_queries(const ForwardParams& params, Storag
   const std::uint32_t slot = state.query.slot;
   ptx::barrier_wait_patiently(&storage.query_free[slot], state.query.parity ^ 1, kCopyNap);
   if (lane == 0) {
-    ptx::bulk_copy(storage.query[slot] + absent * Config::kHeadDim, params.query_codes + (row + absent) * Config::kHeadDim,
-                   Config::kQueryBytes - absent * Config::kHeadDim, &storage.query_ready[slot]);
+    ptx::bulk_copy(storage.query[slot] + absent * kRow, params.query_codes + (row + absent) * kRow,
+                   Config::kQueryBytes - absent * kRow, &storage.query_ready[slot]);
   }
 #pragma unroll
   for (int i = 0; i < per_lane; ++i) storage.query_scale[slot][32 * i + lane] = query_scale(params.softmax_scale, exponents[i]);
   if (lane == 0)  // every lane arrives for the scales that it wrote
-    ptx::barrier_arrive_expect(&storage.query_ready[slot], Config::kQueryBytes - absent * Config::kHeadDim);
+    ptx::barrier_arrive_expect(&storage.query_ready[slot], Config::kQueryBytes - absent * kRow);
   else
     ptx::barrier_arrive(&storage.query_ready[slot]);
   __syncwarp();
@@ -91,7 +91,8 @@ __device__ __forceinline__ void copy_tile(const ForwardParams& params, Storage<C
 
   ptx::barrier_wait_patiently(&storage.key_free[slot], state.stage.parity ^ 1, kCopyNap);
   if (lane == 0) {
-    ptx::bulk_copy(storage.key[slot], params.key_codes + row * Config::kHeadDim, Config::kKeyBytes, &storage.key_ready[slot]);
+    ptx::bulk_copy(storage.key[slot], params.key_codes + row * (Config::kHeadDim * Config::kScoreBytes), Config::kKeyBytes,
+                   &storage.key_ready[slot]);
   }
 
   ptx::barrier_wait_patiently(&storage.value_free[slot], state.stage.parity ^ 1, kCopyNap);

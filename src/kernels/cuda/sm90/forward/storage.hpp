@@ -43,8 +43,7 @@ struct Storage {
   float2 mixed_sums[128 * Config::kConsumers];   // row sums of a mixed tile
   float2 value_scale[128 * Config::kConsumers];  // of the partial O wherever it is not one: 2^(value exponent - unit)
 
-  alignas(128)
-      std::uint8_t rows_out[kWarpsPerConsumer * Config::kConsumers][16 * 128];  // a warp's: 16 rows x 64 channels on their way out
+  alignas(128) std::uint8_t rows_out[Config::kLarge ? 1 : kWarpsPerConsumer * Config::kConsumers][Config::kRowsOutBytes];
 
   std::uint64_t work_ready[Config::kWorkSlots];      // scheduler -> copy warp and consumers
   std::uint64_t work_taken[Config::kWorkSlots];      // ... -> scheduler

@@ -9,6 +9,7 @@
 #include "../../ptx/convert.cuh"
 #include "../../ptx/matrix.cuh"
 #include "../../ptx/registers.cuh"
+#include "../../ptx/wgmma_f16.cuh"
 #include "../../ptx/wgmma_forward.cuh"
 #include "config.hpp"
 #include "exponents.cuh"
@@ -63,7 +64,7 @@ inline constexpr float kGridEnd =
 
 template <class Config>
 struct QueryOperand {
-  static constexpr ptx::OperandLayout kLayout{128, 8 * Config::kHeadDim};
+  static constexpr ptx::OperandLayout kLayout{128, 8 * Config::kHeadDim* Config::kScoreBytes};
 };
 template <class Config>
 struct ValueOperand {
@@ -76,10 +77,16 @@ __device__ __forceinline__ void issue_scores(float (&scores)[Config::kScores], s
   constexpr auto layout = QueryOperand<Config>::kLayout;
   constexpr std::uint32_t step = 2 * 128 >> 4;  // two core matrices along d
   ptx::begin_products();
-  ptx::product_64x128<false>(scores, ptx::descriptor(query, layout), ptx::descriptor(key, layout));
+  if constexpr (Config::kScaleGroup == ScaleGroup::nvfp4) {
+    ptx::product_f16_64x128<false>(scores, ptx::descriptor(query, layout), ptx::descriptor(key, layout));
 #pragma unroll
-  for (int k = 1; k < Config::kHeadDim / 32; ++k) {
-    ptx::product_64x128<true>(scores, ptx::descriptor(query + k * step, layout), ptx::descriptor(key + k * step, layout));
+    for (int k = 1; k < Config::kHeadDim / 16; ++k)
+      ptx::product_f16_64x128<true>(scores, ptx::descriptor(query + k * step, layout), ptx::descriptor(key + k * step, layout));
+  } else {
+    ptx::product_64x128<false>(scores, ptx::descriptor(query, layout), ptx::descriptor(key, layout));
+#pragma unroll
+    for (int k = 1; k < Config::kHeadDim / 32; ++k)
+      ptx::product_64x128<true>(scores, ptx::descriptor(query + k * step, layout), ptx::descriptor(key + k * step, layout));
   }
   ptx::commit_products();
 }

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// NVFP4 beside E4M3 in one launch of the GPU quantiser: codes, scales, FP16 values and exponents against the host quantiser, every bit; the
+// E4M3 codes and exponents as without NVFP4.
+#include "support/operand.hpp"
+
+namespace flamia::test {
+namespace {
+
+using quantize::gpu::Group;
+using quantize::gpu::Prefix;
+using quantize::gpu::QuantiseParams;
+
+class QuantiseNvfp4 : public GpuTest {};
+
+struct Case {
+  DType dtype = DType::bf16;
+  int heads = 2, dim = 128;
+  Group group = Group::block;
+  Prefix prefix = Prefix::none;
+  bool codes = true;  // E4M3, and NVFP4's own
+};
+
+struct OnDevice {
+  OnDevice(const Case& c, const Packing& packing, const std::vector<std::uint16_t>& data)
+      : shape{packing.tokens, packing.documents(), {}, 128, 0, 64},
+        lengths(std::span<const std::int32_t>(packing.cu_seqlens)),
+        schedule_memory(static_cast<std::int64_t>(schedule::gpu::workspace_bytes(shape))),
+        slots(sm90::slot_capacity(packing.tokens, packing.documents())),
+        input(std::span<const std::uint16_t>(data)),
+        transposed(c.heads * slots * c.dim),
+        exponents(c.heads * slots),
+        halves(c.heads * slots * c.dim),
+        nvfp4_exponents(c.heads * slots),
+        codes(c.heads * slots * c.dim / 2),
+        scales(c.heads * slots * c.dim / 16),
+        scratch(scratch_words(c, slots)) {
+    const schedule::gpu::View v = schedule::gpu::view(shape, schedule_memory.get());
+    params.input = {input.get(), c.dtype, 0, 0};
+    params.heads = c.heads;
+    params.head_dim = c.dim;
+    params.rotate = true;
+    params.group = c.group;
+    params.prefix = c.prefix;
+    params.transposed = c.codes ? transposed.get() : nullptr;
+    params.exponents = exponents.get();
+    params.nvfp4 = {halves.get(), nvfp4_exponents.get(), c.codes ? codes.get() : nullptr, c.codes ? scales.get() : nullptr};
+    params.slots = slots;
+    params.blocks = v.blocks;
+    params.block_capacity = v.block_capacity;
+    params.scratch = scratch.get();
+  }
+  static std::int64_t scratch_words(const Case& c, std::int64_t slots) {
+    QuantiseParams p;
+    p.heads = c.heads;
+    p.prefix = c.prefix;
+    p.slots = slots;
+    return static_cast<std::int64_t>(quantize::gpu::scratch_bytes(p) / sizeof(std::uint32_t) + 1);
+  }
+  Status run() {
+    if (Status status = schedule::gpu::launch(shape, lengths.get(), schedule_memory.get(), nullptr); !status.ok()) return status;
+    if (Status status = quantize::gpu::launch_quantise(params, nullptr); !status.ok()) return status;
+    cuda_ok(cudaDeviceSynchronize());
+    return {};
+  }
+  schedule::gpu::Shape shape;
+  DeviceBuffer<std::int32_t> lengths;
+  DeviceBuffer<char> schedule_memory;
+  std::int64_t slots;
+  DeviceBuffer<std::uint16_t> input;
+  DeviceBuffer<std::uint8_t> transposed, exponents;
+  DeviceBuffer<std::uint16_t> halves;
+  DeviceBuffer<std::uint8_t> nvfp4_exponents, codes, scales;
+  DeviceBuffer<std::uint32_t> scratch;
+  QuantiseParams params;
+};
+
+/// Counted over the used slots.
+struct Wrong {
+  std::int64_t tokens = 0, flagged = 0, codes = 0, scales = 0, halves = 0, exponents = 0;
+  std::int64_t sum() const { return codes + scales + halves + exponents; }
+};
+
+Wrong compare(const Case& c, const Packing& packing, const std::vector<std::uint16_t>& data, const OnDevice& device) {
+  schedule::Documents documents;
+  EXPECT_TRUE(schedule::Documents::create(packing.cu_seqlens, packing.tokens, &documents).ok());
+  quantize::QuantiseInput input;
+  input.tensor = {data.data(), c.dtype, 0, 0};
+  input.heads = c.heads;
+  input.dim = c.dim;
+  input.rotate = true;
+  Quantisation form;
+  form.element = Element::e2m1;
+  form.group = {flamia::Group::Kind::blocks, 1, 16};
+  form.scale = ScaleType::e4m3;
+  form.rule = ScaleRule::amax_or_smaller;
+  quantize::QuantisedTensor host;
+  const Status status = quantize::quantise(input, documents, form, 0, &host);
+  EXPECT_TRUE(status.ok()) << status.message();
+  const auto at = [](std::int64_t i) { return static_cast<std::size_t>(i); };
+  const std::vector<std::uint8_t> codes = device.codes.download(), scales = device.scales.download();
+  const std::vector<std::uint8_t> exponents = device.nvfp4_exponents.download();
+  const std::vector<std::uint16_t> halves = device.halves.download();
+  const int groups = c.dim / 16;
+  Wrong wrong;
+  for (std::int64_t head = 0; head < c.heads; ++head) {
+    std::int64_t slot = 0;
+    for (const schedule::DocumentRange& range : documents.ranges()) {
+      const std::int64_t padded = (range.length + sm90::kSlotAlign - 1) / sm90::kSlotAlign * sm90::kSlotAlign;
+      for (std::int64_t p = 0; p < padded; ++p, ++slot) {
+        const std::int64_t row = (range.start + p) * c.heads + head, here = head * device.slots + slot;
+        const bool token = p < range.length;
+        const bool flagged = token && host.scales[at(row * groups)] == 0x7f;
+        wrong.tokens += token, wrong.flagged += flagged;
+        wrong.exponents += exponents[at(here)] != (flagged ? 255 : 127);
+        for (int channel = 0; channel < c.dim; ++channel) {
+          const std::uint32_t byte = token ? host.codes[at((row * c.dim + channel) / 2)] : 0u;
+          const std::uint32_t code = byte >> 4 * (channel % 2) & 15u;
+          const std::uint8_t scale = token ? host.scales[at(row * groups + channel / 16)] : std::uint8_t{0};
+          if (c.codes) {
+            wrong.codes += (codes[at((here * c.dim + channel) / 2)] >> 4 * (channel % 2) & 15u) != code;
+            wrong.scales += scales[at(here * groups + channel / 16)] != scale;
+          }
+          const float value =
+              flagged ? 0.f : numerics::mul(numerics::decode<numerics::kE2M1>(code), numerics::decode<numerics::kE4M3>(scale));
+          EXPECT_EQ(numerics::decode_f16(numerics::encode_f16(value)), value);  // FP16 holds it
+          wrong.halves +=
+              halves[at(quantize::gpu::rows_f16_offset(device.slots, c.dim, head, slot, channel))] != numerics::encode_f16(value);
+        }
+      }
+    }
+  }
+  return wrong;
+}
+
+void check(const Case& c, const Packing& packing, Random& random) {
+  SCOPED_TRACE(testing::Message() << packing.tokens << " tokens, dim " << c.dim << ", heads " << c.heads << ", group "
+                                  << static_cast<int>(c.group) << ", prefix " << static_cast<int>(c.prefix) << ", f16 "
+                                  << (c.dtype == DType::f16) << ", codes " << c.codes);
+  auto data = random_tensor(random, c.dtype, packing.tokens, std::int64_t{c.heads} * c.dim, c.dim, true);
+  OnDevice device(c, packing, data);
+  const Status status = device.run();
+  ASSERT_TRUE(status.ok()) << status.message();
+  const Wrong wrong = compare(c, packing, data, device);
+  EXPECT_EQ(wrong.codes, 0);
+  EXPECT_EQ(wrong.scales, 0);
+  EXPECT_EQ(wrong.halves, 0);
+  EXPECT_EQ(wrong.exponents, 0);
+
+  OnDevice plain(c, packing, data);
+  plain.params.nvfp4 = {};
+  ASSERT_TRUE(plain.run().ok());
+  EXPECT_EQ(first_difference(device.transposed.download(), plain.transposed.download()), -1);
+  EXPECT_EQ(first_difference(device.exponents.download(), plain.exponents.download()), -1);
+
+  if (packing.tokens < 60) return;
+  for (std::size_t i = 0; i < data.size(); i += 5) data[i] ^= 0x8000;  // control
+  EXPECT_GT(compare(c, packing, data, device).sum(), 0);
+}
+
+TEST_F(QuantiseNvfp4, EqualsTheHostInEveryBit) {
+  Random random(31);
+  const Packing packing = pack({100, 0, 32, 1, 17, 16, 333, 64}, 9);
+  for (const int dim : {64, 128})
+    for (const DType dtype : {DType::bf16, DType::f16})
+      for (const Group group : {Group::token, Group::block})
+        for (const Prefix prefix : {Prefix::none, Prefix::record, Prefix::sticky})
+          for (const bool codes : {true, false}) check({dtype, 3, dim, group, prefix, codes}, packing, random);
+}
+
+TEST_F(QuantiseNvfp4, FuzzedPackings) {
+  Random random(31);
+  for (int n = 0; n < 40 && !HasFailure(); ++n) {
+    Case c;
+    c.heads = 1 + static_cast<int>(below(random, 4));
+    c.dim = below(random, 3) ? 128 : 64;
+    c.group = below(random, 2) ? Group::token : Group::block;
+    c.prefix = static_cast<Prefix>(below(random, 3));
+    check(c, random_packing(random, 1200, 10), random);
+  }
+}
+
+TEST_F(QuantiseNvfp4, RefusesWhatItCannotDo) {
+  Random random(31);
+  const Case c;
+  const Packing packing = pack({70});
+  OnDevice device(c, packing, random_tensor(random, c.dtype, 70, 256, 128, false));
+  const auto refused = [&](auto change) {
+    QuantiseParams p = device.params;
+    change(p);
+    return !quantize::gpu::launch_quantise(p, nullptr).ok();
+  };
+  EXPECT_TRUE(refused([](QuantiseParams& p) { p.rotate = false; }));
+  EXPECT_TRUE(refused([](QuantiseParams& p) { p.group = Group::tensor; }));
+  EXPECT_TRUE(refused([](QuantiseParams& p) { p.nvfp4.exponents = nullptr; }));
+  EXPECT_TRUE(refused([](QuantiseParams& p) { p.nvfp4.scales = nullptr; }));
+  EXPECT_TRUE(refused([](QuantiseParams& p) { p.nvfp4.halves += 1; }));
+  EXPECT_TRUE(device.run().ok());
+}
+
+}  // namespace
+}  // namespace flamia::test
