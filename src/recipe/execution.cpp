@@ -77,7 +77,8 @@ std::vector<std::string> hopper_backward_gaps(const Recipe& recipe) {
     return form.element == Element::e4m3 && form.scale == ScaleType::ue8m0 && form.rule == ScaleRule::ceil &&
            form.group == Group{Group::Kind::blocks, rows, columns};
   };
-  gaps.unless(recipe.q.first.element != Element::e2m1, "its scores are NVFP4, which the backward kernels do not recompute");
+  gaps.unless(recipe.q.first.element != Element::e2m1 || bf16,
+              "its scores are NVFP4, which the backward kernels recompute only with dS in BF16 (ds=bf16)");
   gaps.unless(bf16 || !recipe.one_ds_payload, "dS is one payload for both products");
   gaps.unless(bf16 || payload(recipe.d_s.first, 1, 128), "dS for dQ is not E4M3 with one exponent per query and 128 keys");
   gaps.unless(recipe.one_ds_payload || payload(recipe.d_s.second, 64, 1),

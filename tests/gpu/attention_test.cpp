@@ -226,9 +226,11 @@ TEST_F(GpuAttention, RefusesWhatItCannotDo) {
   EXPECT_EQ(Plan::create(problem, recipe("bf16"), options, &plan).code(), StatusCode::unsupported);
   EXPECT_EQ(Plan::create(problem, recipe("nvfp4 rotate=off"), options, &plan).code(), StatusCode::unsupported);
   EXPECT_EQ(Plan::create(problem, recipe("nvfp4 nvfp4=amax"), options, &plan).code(), StatusCode::unsupported);
-  options.training = true;  // forward alone runs; the backward kernel has one grouping of dK, and scores in E4M3
+  options.training =
+      true;  // forward alone runs; the backward kernel has one grouping of dK, and scores of NVFP4 with dS in BF16 alone
   EXPECT_EQ(Plan::create(problem, recipe("mxfp8 dk=64x32"), options, &plan).code(), StatusCode::unsupported);
-  EXPECT_EQ(Plan::create(problem, recipe("nvfp4"), options, &plan).code(), StatusCode::unsupported);
+  EXPECT_EQ(Plan::create(problem, recipe("nvfp4 ds=e4m3"), options, &plan).code(), StatusCode::unsupported);
+  EXPECT_TRUE(Plan::create(problem, recipe("nvfp4"), options, &plan).ok());
   EXPECT_TRUE(Plan::create(problem, recipe("mxfp8"), options, &plan).ok());
 }
 

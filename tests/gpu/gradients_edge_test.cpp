@@ -107,7 +107,9 @@ class GpuGradientsEdgeOf : public GpuGradientsEdge, public testing::WithParamInt
 
 TEST_P(GpuGradientsEdgeOf, AgreesWithTheCpuRowByRow) {
   const std::string name = GetParam();
-  for (const auto& [what, change, peaked] : cases())
+  const bool modelled = name.rfind("nvfp4", 0) != 0;  // the model of the accumulator is for FP8 products alone
+  for (const auto& [what, change, peaked] : cases()) {
+    if (peaked && !modelled) continue;
     for (const Mask mask : {Mask{true, -1, -1}, Mask{false, -1, -1}}) {
       Input in = normal_input({{200, 360}, 2, 1, 128, mask, 0}, fresh_seed());
       change(in);
@@ -126,9 +128,11 @@ TEST_P(GpuGradientsEdgeOf, AgreesWithTheCpuRowByRow) {
         }
       }
     }
+  }
 }
 INSTANTIATE_TEST_SUITE_P(Recipes, GpuGradientsEdgeOf,
-                         testing::Values("mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3"));
+                         testing::Values("mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3", "nvfp4",
+                                         "nvfp4-exact"));
 
 /// Control: rows that are off by a tenth, one that is gone, and another rounding do not pass.
 TEST_F(GpuGradientsEdge, RowErrorsNotice) {

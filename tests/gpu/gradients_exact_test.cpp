@@ -28,7 +28,8 @@ struct Named {
 };
 constexpr Named kRecipes[] = {{"mxfp8-exact", Promise::exact},         {"mxfp8-exact dq=f32", Promise::exact},
                               {"mxfp8-exact ds=e4m3", Promise::exact}, {"mxfp8", Promise::block},
-                              {"mxfp8 ds=e4m3", Promise::block},       {"fp8-tensor", Promise::none}};
+                              {"mxfp8 ds=e4m3", Promise::block},       {"fp8-tensor", Promise::none},
+                              {"nvfp4-exact", Promise::exact},         {"nvfp4", Promise::block}};
 
 /// Every recipe with both sets of kernels.
 struct Call {
@@ -117,7 +118,7 @@ TEST_F(GpuGradientsExact, Windows) {
 
 /// The document of interest gives the same bits alone in a row, and among others, at any place.
 TEST_F(GpuGradientsExact, PackedOrAlone) {
-  for (const char* name : {"mxfp8", "mxfp8-exact"}) {
+  for (const char* name : {"mxfp8", "mxfp8-exact", "nvfp4", "nvfp4-exact"}) {
     const Input in = normal_input(kThreeDocuments, fresh_seed());
     Input alone = normal_input({{400}, 4, 2, 128, {true, -1, -1}, 0}, 1);
     const auto part = [&](const std::vector<float>& x, int heads) {
@@ -191,7 +192,7 @@ TEST_P(GpuGradientsNan, ReachesExactlyWhoSeesIt) {
       EXPECT_GT(different_rows(clean, dirty, p, kStart, kStart + length, kAll), 0u);  // control: the NaN arrived
     }
 }
-INSTANTIATE_TEST_SUITE_P(Recipes, GpuGradientsNan, testing::Values("mxfp8-exact", "mxfp8-exact ds=e4m3"));
+INSTANTIATE_TEST_SUITE_P(Recipes, GpuGradientsNan, testing::Values("mxfp8-exact", "mxfp8-exact ds=e4m3", "nvfp4-exact"));
 
 }  // namespace
 }  // namespace flamia::test

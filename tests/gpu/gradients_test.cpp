@@ -38,8 +38,9 @@ const std::vector<Shape>& shapes() {
 TEST_F(GpuGradients, AgreeWithTheCpu) {
   GradientErrors worst{0, 0, 0};
   int n = 0;
-  for (const char* name : {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 sticky=on", "mxfp8-exact dq=f32", "mxfp8 ds=e4m3",
-                           "mxfp8-exact ds=e4m3", "mxfp8 ds=e4m3 dq=f32", "fp8-tensor ds=bf16", "mxfp8-exact ref=phase32"})
+  for (const char* name :
+       {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 sticky=on", "mxfp8-exact dq=f32", "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3",
+        "mxfp8 ds=e4m3 dq=f32", "fp8-tensor ds=bf16", "mxfp8-exact ref=phase32", "nvfp4", "nvfp4-exact", "nvfp4-exact dq=f32"})
     for (const Shape& shape : shapes()) {
       const Input in = normal_input(shape, fresh_seed() + static_cast<std::uint32_t>(n));
       const Result cpu = cpu_training(in, name);
@@ -105,7 +106,8 @@ TEST_F(GpuGradients, FuzzedPackings) {
     }
     const Input in = normal_input(shape, static_cast<std::uint32_t>(random()));
     if (in.problem.tokens == 0) continue;
-    const char* const name = std::array{"mxfp8", "mxfp8-exact", "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3"}[i % 4];
+    const char* const name =
+        std::array{"mxfp8", "mxfp8-exact", "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3", "nvfp4", "nvfp4-exact"}[i % 6];
     SCOPED_TRACE("packing " + std::to_string(i) + " " + name + ", " + std::to_string(in.problem.tokens) + " tokens, window " +
                  std::to_string(shape.mask.left) + "," + std::to_string(shape.mask.right));
     const TrainingOptions options{random() % 2 == 0, random() % 2 == 0 ? DType::f32 : DType::bf16};
@@ -120,7 +122,7 @@ TEST_F(GpuGradients, FuzzedPackings) {
 /// dK and dV always; dQ with `deterministic`, and within FP16's rounding without.
 TEST_F(GpuGradients, RepeatBitForBit) {
   const Input in = normal_input({{700, 33, 1, 512, 90, 1500}, 4, 2, 128, {true, -1, -1}, 0}, fresh_seed());
-  for (const char* name : {"mxfp8", "mxfp8-exact", "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3"})
+  for (const char* name : {"mxfp8", "mxfp8-exact", "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3", "nvfp4", "nvfp4-exact"})
     for (const bool deterministic : {false, true}) {
       GpuTraining call(in.problem, recipe(name), {deterministic, DType::f32});
       Result first;

@@ -31,7 +31,7 @@ TEST_F(GpuSmall, ForwardCalls) {
 
 TEST_F(GpuSmall, TrainingCalls) {
   for (const int dim : {128, 64})
-    for (const char* name : {"mxfp8", "mxfp8-exact", "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3"})
+    for (const char* name : {"mxfp8", "mxfp8-exact", "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3", "nvfp4-exact"})
       for (const bool deterministic : {false, true}) {
         SCOPED_TRACE(std::string(name) + ", head dim " + std::to_string(dim) + (deterministic ? ", in order" : ""));
         const Input in = normal_input({{200, 0, 1, 70}, 2, 1, dim, {true, -1, -1}, 5}, fresh_seed());

@@ -31,7 +31,7 @@ def inputs(head_dim: int = 128):
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8-exact", "fp8-tensor"])
+@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8-exact", "fp8-tensor", "nvfp4", "nvfp4-exact"])
 @torch.no_grad()
 def test_forward_as_on_the_cpu(recipe: str, head_dim: int) -> None:
     q, k, v, _, cu = inputs(head_dim)
@@ -71,7 +71,7 @@ def _deterministic():
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8-exact", "fp8-tensor"])
+@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8-exact", "fp8-tensor", "nvfp4", "nvfp4-exact"])
 def test_gradients_as_on_the_cpu(recipe: str, head_dim: int) -> None:
     q, k, v, d_out, cu = inputs(head_dim)
     got = run(*on_gpu(q, k, v, cu, d_out), recipe)
@@ -93,12 +93,13 @@ def test_deterministic_gradients_repeat() -> None:
 
 
 @pytest.mark.usefixtures("_deterministic")
-def test_later_tokens_and_other_documents_do_not_reach() -> None:
+@pytest.mark.parametrize("recipe", ["mxfp8-exact", "nvfp4-exact"])
+def test_later_tokens_and_other_documents_do_not_reach(recipe: str) -> None:
     q, k, v, d_out, cu = inputs()
-    plain = run(*on_gpu(q, k, v, cu, d_out), "mxfp8-exact")
+    plain = run(*on_gpu(q, k, v, cu, d_out), recipe)
     cut = 150  # inside the last document, 71 ... 197
     loud = [torch.cat([x[:cut], x[cut:198] * 1024, x[198:]]) for x in (q, k, v, d_out)]
-    changed = run(*on_gpu(*loud[:3], cu, loud[3]), "mxfp8-exact")
+    changed = run(*on_gpu(*loud[:3], cu, loud[3]), recipe)
     for i, (a, b) in enumerate(zip(plain, changed, strict=True)):
         kept = 71 if i >= 2 else cut  # dK and dV of earlier keys hear later queries; those of other documents do not
         assert torch.equal(a[:kept], b[:kept]) and not torch.equal(a[cut:198], b[cut:198])

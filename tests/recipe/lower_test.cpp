@@ -225,16 +225,17 @@ TEST(Lower, HopperExecutesSomeRecipesAndVariants) {
   const auto status = [](const std::string& text, bool backward) {
     return can_run(parsed(text), Architecture::sm_90, 128, backward);
   };
-  for (const char* text : {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 sticky=on", "mxfp8 dq=f32", "mxfp8 rotate=off",
-                           "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3", "fp8-tensor ds=bf16", "mxfp8-exact ref=phase32"})
+  for (const char* text :
+       {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 sticky=on", "mxfp8 dq=f32", "mxfp8 rotate=off", "mxfp8 ds=e4m3",
+        "mxfp8-exact ds=e4m3", "fp8-tensor ds=bf16", "mxfp8-exact ref=phase32", "nvfp4", "nvfp4-exact", "nvfp4-exact dq=f32"})
     EXPECT_TRUE(status(text, true).ok()) << text << ": " << status(text, true).message();
   const std::pair<const char*, const char*> forward_only[] = {{"mxfp8 dk=64x32", "dk=key64"},
                                                               {"mxfp8 ds=row128", "per key and 64 queries"},
                                                               {"mxfp8 p-in-ds=codes", "codes of P"},
                                                               {"mxfp8 promote=128:128", "every 64"},
                                                               {"mxfp8 prescale=sequence", "per sequence"},
-                                                              {"nvfp4", "scores are NVFP4"},
-                                                              {"nvfp4-exact ref=phase32", "scores are NVFP4"}};
+                                                              {"nvfp4 ds=e4m3", "with dS in BF16"},
+                                                              {"nvfp4-exact ds=e4m3 ref=phase32", "with dS in BF16"}};
   for (const auto& [text, reason] : forward_only) {
     EXPECT_TRUE(status(text, false).ok()) << text << ": " << status(text, false).message();
     const Status refused = status(text, true);

@@ -11,8 +11,8 @@
 namespace bench {
 
 inline Pairs pairs_of(const Problem& p) {
-  return {p.longest, p.shape.query_heads,    p.shape.key_heads,  p.shape.head_dim, p.shape.left, p.shape.right, p.tokens,
-          p.slots,   p.params.softmax_scale, p.device_documents, p.token_document};
+  return {p.longest, p.shape.query_heads,    p.shape.key_heads,  p.shape.head_dim, p.shape.left,   p.shape.right, p.tokens,
+          p.slots,   p.params.softmax_scale, p.device_documents, p.token_document, p.shape.nvfp4()};
 }
 
 /// Inputs, in host memory so that probes can change tokens.
@@ -256,8 +256,7 @@ void check_exactness(const Shape& shape, std::uint64_t seed) {
                 static_cast<long long>(leak), static_cast<long long>(back), static_cast<long long>(others),
                 static_cast<long long>(moved));
     expect(others == 0 && moved > 0, "isolation of documents");
-    if (shape.config.scale_group == ScaleGroup::token)
-      expect((leak == 0 || !is_split()) && back == 0, "exactness");  // the fused passes add in any order
+    if (!shape.blocks()) expect((leak == 0 || !is_split()) && back == 0, "exactness");  // the fused passes add in any order
   }
   // One element of V and of dO is NaN: who sees it is NaN, nobody else changes.
   Inputs changed = in;
@@ -267,8 +266,7 @@ void check_exactness(const Shape& shape, std::uint64_t seed) {
   const Results flagged = results(p);
   const int group = shape.query_heads / shape.key_heads;
   const auto touched = [&](std::int64_t i) { return inside(i / q_row) && i % q_row / kHeadDim < group; };  // heads of key head 0
-  const std::int64_t block = d.token_start + (cut - d.token_start) / 32 * 32,
-                     first = shape.config.scale_group == ScaleGroup::token ? cut : block;
+  const std::int64_t block = d.token_start + (cut - d.token_start) / 32 * 32, first = shape.blocks() ? block : cut;
   std::int64_t finite = 0;
   for (std::size_t i = 0; i < flagged.q.size(); ++i)
     finite += touched(i) && static_cast<std::int64_t>(i) / q_row >= first && !std::isnan(flagged.q[i]);

@@ -43,6 +43,18 @@ void check_all(std::uint64_t seed) {
                   {ragged, 2, 1, 128, -1, 0, config_of(128, token, f16, fp32, false), true, 1.0f, true}, seed + 74);
   check_case<64>("64 block causal, ragged, GQA", {ragged, 4, 2, 64, -1, 0, config_of(64, block, f16, fp32, false)}, seed + 80);
   check_case<64>("64 token sticky full", {ragged, 2, 2, 64, -1, -1, config_of(64, token, f16, bf16, false), true}, seed + 90);
+  if (is_ds16()) {
+    const auto nvfp4 = ScaleGroup::nvfp4;
+    check_case<128>("128 NVFP4 block causal, ragged, GQA", {ragged, 4, 2, 128, -1, 0, config_of(128, nvfp4, f16, fp32, false)},
+                    seed + 120);
+    check_case<128>("128 NVFP4 token sticky full", {ragged, 2, 2, 128, -1, -1, config_of(128, nvfp4, f32, fp32, false), true},
+                    seed + 130);
+    check_case<128>("128 NVFP4 token sticky causal, codes",
+                    {ragged, 2, 1, 128, -1, 0, config_of(128, nvfp4, f16, fp32, true), true}, seed + 140);
+    check_case<64>("64 NVFP4 block causal", {ragged, 4, 2, 64, -1, 0, config_of(64, nvfp4, f16, bf16, false)}, seed + 150);
+    std::printf("exactness, NVFP4 token sticky\n");
+    check_exactness<128>({{70, 300, 200}, 2, 2, 128, -1, 0, config_of(128, nvfp4, f16, fp32, false), true}, seed + 160);
+  }
   std::printf("exactness, token sticky\n");
   check_exactness<128>({{70, 300, 200}, 2, 2, 128, -1, 0, config_of(128, token, f16, fp32, false), true}, seed + 100);
   std::printf("exactness, block\n");
@@ -62,6 +74,7 @@ void time_all(const std::vector<Pass>& passes, const char* only) {
       pass = which;
       one("block uniform", ScaleGroup::block, PartialFormat::f16, 0);
       one("token uniform", ScaleGroup::token, PartialFormat::f16, 0);
+      if (is_ds16()) one("NVFP4 uniform", ScaleGroup::nvfp4, PartialFormat::f16, 0);
       if (w.lengths[0] != 16384) continue;
       one("block mixed 1 in 8", ScaleGroup::block, PartialFormat::f16, 8);
       if (which == Pass::fused || which == Pass::ds16) one("block f32 uniform", ScaleGroup::block, PartialFormat::f32, 0);

@@ -52,6 +52,13 @@ __device__ inline float round_bf16(float x) {
 __device__ inline float decode(std::uint8_t code) { return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3))); }
 __device__ inline std::uint8_t encode(float x) { return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3); }
 
+__device__ inline std::uint16_t half_bits(float x) { return static_cast<__half_raw>(__float2half_rn(x)).x; }
+__device__ inline float half_value(std::uint16_t bits) {
+  __half_raw raw;
+  raw.x = bits;
+  return __half2float(__half(raw));
+}
+
 /// The passes under test: one kernel or two with dS in E4M3, one with dS in BF16.
 enum class Pass { fused, split, ds16, ds16_split };
 inline Pass pass = Pass::fused;
@@ -69,6 +76,10 @@ struct Shape {
   bool sticky = false;  // K and V exponents: prefix maximum
   float amplitude = 1.0f;
   bool stress = false;  // sinks, zero tokens, outliers
+
+  bool nvfp4() const { return config.scale_group == ScaleGroup::nvfp4; }
+  /// Whether E4M3 codes share exponents in token-blocks; with NVFP4 scores both occur.
+  bool blocks() const { return config.scale_group == ScaleGroup::block || (nvfp4() && !sticky); }
 };
 
 template <class T>
@@ -79,10 +90,10 @@ T* device_array(std::int64_t count, int poison = 0xFF) {
   return pointer;
 }
 
-/// One operand both ways.
+/// One operand both ways; `halves`: NVFP4 as code times scale in FP16, rows of twice as many bytes.
 struct Operand {
   std::uint8_t *rows, *transposed, *exponents;
-  std::uint16_t* rows16;
+  std::uint16_t *rows16, *halves;
 };
 
 struct Problem {
@@ -176,12 +187,41 @@ __global__ void encode_tokens(const float* in, const float* divide, Operand out,
   }
 }
 
+/// NVFP4 of rotated rows, scales by amax / 6. A token with NaN or infinity has values 0.
+__device__ inline float round_e2m1(float x) {
+  const float a = fminf(x, 6.0f);
+  return a < 2.0f ? rintf(2.0f * a) / 2.0f : a < 4.0f ? rintf(a) : 2.0f * rintf(a / 2.0f);
+}
+template <int kHeadDim>
+__global__ void encode_nvfp4(const float* in, Operand out, const Document* documents, const std::int32_t* document_of,
+                             QuantiseShape s) {
+  FOR_EACH(i, s.tokens * s.heads) {
+    const std::int64_t token = i / s.heads, head = i % s.heads;
+    const Document document = documents[document_of[token]];
+    const std::int64_t slot = document.slot_start + token - document.token_start;
+    float x[kHeadDim];
+    load_row<kHeadDim>(x, in, nullptr, i, s.rotate);
+    bool flagged = false;
+    for (int c = 0; c < kHeadDim; ++c) flagged |= !numerics::is_finite(x[c]);
+    for (int first = 0; first < kHeadDim; first += 16) {
+      float amax = 0.0f;
+      for (int c = first; c < first + 16; ++c) amax = fmaxf(amax, fabsf(x[c]));
+      const float scale = decode(encode(amax / 6.0f));
+      for (int c = first; c < first + 16; ++c) {
+        const float value = flagged || scale == 0.0f ? 0.0f : copysignf(round_e2m1(fabsf(x[c]) / scale) * scale, x[c]);
+        out.halves[rows_offset(s.slots, 2 * kHeadDim, head, slot, 2 * c) / 2] = half_bits(value);  // exact
+      }
+    }
+  }
+}
+
 inline Operand make_operand(Problem& p, int heads) {
   const std::int64_t n = heads * p.slots;
   Operand o{device_array<std::uint8_t>(n * p.shape.head_dim, 0), device_array<std::uint8_t>(n * p.shape.head_dim, 0),
-            device_array<std::uint8_t>(n), device_array<std::uint16_t>(n * p.shape.head_dim, 0)};
+            device_array<std::uint8_t>(n), device_array<std::uint16_t>(n * p.shape.head_dim, 0),
+            device_array<std::uint16_t>(n * p.shape.head_dim, 0)};
   for (void* x : {static_cast<void*>(o.rows), static_cast<void*>(o.transposed), static_cast<void*>(o.exponents),
-                  static_cast<void*>(o.rows16)})
+                  static_cast<void*>(o.rows16), static_cast<void*>(o.halves)})
     p.owned.push_back(x);
   return o;
 }
@@ -192,8 +232,9 @@ void quantise(const Problem& p, const float* in, const float* divide, Operand ou
   int* exponents = device_array<int>(heads * p.slots);
   token_exponents<kHeadDim><<<512, 128>>>(in, divide, exponents, p.device_documents, p.token_document, s);
   group_exponents<<<64, 64>>>(exponents, out.exponents, p.device_documents, static_cast<int>(p.documents.size()), heads, p.slots,
-                              p.shape.config.scale_group == ScaleGroup::block, sticky);
+                              p.shape.blocks(), sticky);
   encode_tokens<kHeadDim><<<512, 128>>>(in, divide, out, p.device_documents, p.token_document, s);
+  if (rotate) encode_nvfp4<kHeadDim><<<512, 128>>>(in, out, p.device_documents, p.token_document, s);
   CHECK(cudaGetLastError());
   CHECK(cudaFree(exponents));
 }
@@ -256,6 +297,10 @@ inline Problem make_problem(const Shape& shape) {
   if (is_ds16()) {
     b.query_transposed = b.key_transposed = nullptr;
     b.query_rows16 = p.query.rows16, b.key_rows16 = p.key.rows16;
+  }
+  if (shape.nvfp4()) {
+    b.query_rows = reinterpret_cast<const std::uint8_t*>(p.query.halves);
+    b.key_rows = reinterpret_cast<const std::uint8_t*>(p.key.halves);
   }
   b.value_rows = p.value.rows, b.value_exponents = p.value.exponents;
   b.row_reference = p.reference, b.d_prime = p.d_prime, b.dq_exponent = p.dq_exponent;

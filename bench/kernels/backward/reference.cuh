@@ -16,6 +16,7 @@ struct Pairs {
   float scale;
   const Document* documents;
   const std::int32_t* document_of;
+  bool nvfp4;  // scores
 };
 struct Place {
   Document document;
@@ -44,19 +45,34 @@ __device__ inline double dot_codes(const std::uint8_t* a, std::int64_t ah, std::
   return sum;
 }
 __device__ inline int exponent_at(const std::uint8_t* bytes, std::int64_t at) { return bytes[at] == 255 ? 0 : bytes[at] - 127; }
+/// A score of query and key without their exponents, and those.
+__device__ inline double dot_scores(const Operand& q, std::int64_t qh, std::int64_t qs, const Operand& k, std::int64_t kh,
+                                    std::int64_t ks, const Pairs& s) {
+  if (!s.nvfp4) return dot_codes(q.rows, qh, qs, k.rows, kh, ks, s);
+  double sum = 0;
+  const auto value = [&](const Operand& o, std::int64_t head, std::int64_t slot, int c) {
+    return static_cast<double>(half_value(o.halves[rows_offset(s.slots, 2 * s.d, head, slot, 2 * c) / 2]));
+  };
+  for (int c = 0; c < s.d; ++c) sum += value(q, qh, qs, c) * value(k, kh, ks, c);
+  return sum;
+}
+__device__ inline int score_exponent(const Pairs& s, const std::uint8_t* bytes, std::int64_t at) {
+  return s.nvfp4 ? 0 : exponent_at(bytes, at);
+}
 
 /// t = y rho, row references, sums of codes, O, and what the dO pass makes of them.
 static __global__ void row_statistics(Pairs s, Operand q, Operand k, Operand v, float* t, float* reference, float* sum, float* o) {
   FOR_EACH(x, s.tokens * s.query_heads) {
     const Place p = place(s, x);
     const std::int64_t row = p.head * s.slots + p.slot;
-    const float rho = numerics::mul(numerics::mul(s.scale, 1.4426950408889634f), numerics::pow2(exponent_at(q.exponents, row)));
+    const float rho =
+        numerics::mul(numerics::mul(s.scale, 1.4426950408889634f), numerics::pow2(score_exponent(s, q.exponents, row)));
     float greatest = -INFINITY;
     for (int j = 0; j < p.document.length; ++j) {
       if (!visible(s, p, j)) continue;
       const std::int64_t ks = p.document.slot_start + j;
-      const float y = static_cast<float>(dot_codes(q.rows, p.head, p.slot, k.rows, p.key_head, ks, s)) *
-                      numerics::pow2(exponent_at(k.exponents, p.key_head * s.slots + ks));
+      const float y = static_cast<float>(dot_scores(q, p.head, p.slot, k, p.key_head, ks, s)) *
+                      numerics::pow2(score_exponent(s, k.exponents, p.key_head * s.slots + ks));
       t[x * s.stride + j] = y;
       greatest = fmaxf(greatest, y * rho);
     }
@@ -114,7 +130,8 @@ static __global__ void pair_values(Pairs s, Operand q, Operand k, Operand v, Ope
     probability[y] = 0.0f, ds[y] = 0.0;
     if (!visible(s, p, j)) continue;
     const std::int64_t row = p.head * s.slots + p.slot, at = p.key_head * s.slots + p.document.slot_start + j;
-    const float rho = numerics::mul(numerics::mul(s.scale, 1.4426950408889634f), numerics::pow2(exponent_at(q.exponents, row)));
+    const float rho =
+        numerics::mul(numerics::mul(s.scale, 1.4426950408889634f), numerics::pow2(score_exponent(s, q.exponents, row)));
     probability[y] = exp2f(fmaf(t[y], rho, 8.0f - reference[row]));
     const double dp =
         ldexp(dot_codes(g.rows, p.head, p.slot, v.rows, p.key_head, p.document.slot_start + j, s), exponent_at(v.exponents, at));

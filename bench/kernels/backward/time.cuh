@@ -21,6 +21,12 @@ static __global__ void random_codes(std::uint8_t* x, std::int64_t n, std::uint64
 static __global__ void random_rows16(std::uint16_t* x, std::int64_t n, std::uint64_t seed) {
   FOR_EACH(i, n) x[i] = static_cast<std::uint16_t>(__float_as_uint(decode(encode(normal(i, seed) * 90.0f)) * 0x1p-7f) >> 16);
 }
+static __global__ void random_halves(std::uint16_t* x, std::int64_t n, std::uint64_t seed) {
+  FOR_EACH(i, n) {
+    const float value = normal(i, seed), scale = decode(encode(0.25f + 0.01f * (mix(i / 16 + seed) % 16)));
+    x[i] = half_bits(copysignf(round_e2m1(fabsf(value) / scale) * scale, value));
+  }
+}
 /// Tails stay zero as the layout promises: only documents' slots are filled. Exponents of a mixed kind every few blocks when asked.
 static __global__ void plain_rows(float* reference, float* d_prime, std::int16_t* z, std::int64_t n, std::uint64_t seed) {
   FOR_EACH(i, n) {
@@ -90,6 +96,7 @@ inline Timing time_workload(const Shape& shape, int mixed_every, int repeats, st
   random_codes<<<2048, 256>>>(p.key.rows, kn * d, 5), random_codes<<<2048, 256>>>(p.key.transposed, kn * d, 6),
       random_codes<<<2048, 256>>>(p.value.rows, kn * d, 7);
   random_rows16<<<2048, 256>>>(p.query.rows16, qn * d, 8), random_rows16<<<2048, 256>>>(p.key.rows16, kn * d, 10);
+  random_halves<<<2048, 256>>>(p.query.halves, qn * d, 11), random_halves<<<2048, 256>>>(p.key.halves, kn * d, 12);
   for (auto [bytes, n, seed] :
        {std::tuple{p.query.exponents, qn, 1}, {p.gradient.exponents, qn, 2}, {p.key.exponents, kn, 3}, {p.value.exponents, kn, 4}})
     constant_bytes<<<512, 256>>>(bytes, n, 127 - 7, mixed_every, seed);

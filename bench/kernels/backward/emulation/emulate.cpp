@@ -50,7 +50,7 @@ BackwardConfig config_of(int d, ScaleGroup group, PartialFormat partials, Gradie
 }
 
 void run_case(int number, std::uint64_t seed) {
-  const auto block = ScaleGroup::block, token = ScaleGroup::token;
+  const auto block = ScaleGroup::block, token = ScaleGroup::token, nvfp4 = ScaleGroup::nvfp4;
   const auto f16 = PartialFormat::f16, f32 = PartialFormat::f32;
   const auto bf16 = GradientFormat::bf16, fp32 = GradientFormat::f32;
   const std::vector<int> ragged{37, 300, 0, 1, 150};
@@ -91,6 +91,17 @@ void run_case(int number, std::uint64_t seed) {
     case 12:
       return check_case<128>("128 token sticky full, plain steps",
                              {{260}, 2, 1, 128, -1, -1, config_of(128, token, f32, fp32, false), true}, seed);
+    // Scores from NVFP4, only with dS in BF16; the other operands per token and sticky, or in token-blocks.
+    case 13:
+      return check_case<128>("128 NVFP4 token sticky causal, ragged, GQA",
+                             {ragged, 2, 1, 128, -1, 0, config_of(128, nvfp4, f16, fp32, true), true}, seed);
+    case 14:
+      return check_case<128>("128 NVFP4 block causal, plain steps",
+                             {{530}, 2, 1, 128, -1, 0, config_of(128, nvfp4, f32, fp32, false)}, seed);
+    case 15:
+      return check_case<64>("64 NVFP4 block full", {{37, 300, 1}, 2, 1, 64, -1, -1, config_of(64, nvfp4, f16, fp32, true)}, seed);
+    case 16:
+      return check_exactness<128>({{70, 300, 50}, 2, 2, 128, -1, 0, config_of(128, nvfp4, f16, fp32, false), true}, seed);
     default:
       std::printf("no case %d\n", number), ++failures;
   }
@@ -108,7 +119,7 @@ int main(int argc, char** argv) {
     if (!only.empty() && only != name) continue;
     pass = one;
     std::printf("%s pass\n", name.c_str());
-    const int first = which == "all" ? 0 : std::atoi(which.c_str()), last = which == "all" ? 12 : first;
+    const int first = which == "all" ? 0 : std::atoi(which.c_str()), last = which == "all" ? (is_ds16() ? 16 : 12) : first;
     for (int number = first; number <= last; ++number) run_case(number, seed);
   }
   std::printf("%d failures\n", failures);

@@ -255,6 +255,26 @@ void product_in_place_64x128(float (&d)[64], const std::uint32_t* a, std::uint64
   multiply<kAccumulate>(d, nullptr, a, b);
 }
 
+// Scores in FP16: K-major without swizzle, core matrices of 8 rows x 8 elements.
+template <bool kAccumulate>
+void product_f16_64x64(float (&d)[32], std::uint64_t a, std::uint64_t b) {
+  const auto element = [](std::uint64_t descriptor, int row, int k) {
+    const auto field = [&](int bit) { return static_cast<std::uint32_t>(descriptor >> bit & 0x3FFF) << 4; };
+    return half_to_float(load_shared<std::uint16_t>(field(0) + row / 8 * field(32) + k / 8 * field(16) + row % 8 * 16 + k % 8 * 2));
+  };
+  std::uint32_t words[128][4];
+  emulation::share_in_warpgroup(nullptr, words);
+  const int thread = emulation::current % 128, warp = thread / 32, lane = thread % 32;
+  for (int i = 0; i < 32; ++i) {
+    double sum = kAccumulate ? d[i] : 0.0;
+    for (int k = 0; k < 16; ++k)
+      sum += static_cast<double>(element(a, 16 * warp + lane / 4 + 8 * (i / 2 % 2), k)) *
+             element(b, 8 * (i / 4) + 2 * (lane % 4) + i % 2, k);
+    d[i] = static_cast<float>(sum);
+  }
+  emulation::share_in_warpgroup(nullptr, words);
+}
+
 // Products in BF16: shared operands MN-major, 128-byte swizzle.
 struct AtomLayout {
   std::uint32_t k_stride, mn_stride;

@@ -34,22 +34,23 @@ Status check_device() {
 
 Status check(const Problem& problem, const Recipe& recipe, const PlanOptions& options) {
   if (Status s = recipe::can_run(recipe, plan::Architecture::sm_90, problem.head_dim, options.training); !s.ok()) return s;
-  if (Status s = schedule::gpu::check(schedule_shape(problem, hopper_form(recipe), options.training)); !s.ok()) return s;
+  const HopperForm form = hopper_form(recipe, options.training);
+  if (Status s = schedule::gpu::check(schedule_shape(problem, form, options.training)); !s.ok()) return s;
   return check_device();
 }
 
 std::size_t saved_bytes(const Problem& problem, const Recipe& recipe, const PlanOptions& options) {
-  return forward_memory(problem, hopper_form(recipe), options, nullptr, nullptr).saved_bytes;
+  return forward_memory(problem, hopper_form(recipe, options.training), options, nullptr, nullptr).saved_bytes;
 }
 
 std::size_t workspace_bytes(const Problem& problem, const Recipe& recipe, const PlanOptions& options, Pass pass) {
-  const HopperForm form = hopper_form(recipe);
+  const HopperForm form = hopper_form(recipe, options.training);
   return pass == Pass::forward ? forward_memory(problem, form, options, nullptr, nullptr).workspace_bytes
                                : backward_memory(problem, form, options, nullptr).workspace_bytes;
 }
 
 std::string explain(const Problem& problem, const Recipe& recipe, const PlanOptions& options) {
-  const HopperForm form = hopper_form(recipe);
+  const HopperForm form = hopper_form(recipe, options.training);
   const ForwardMemory memory = forward_memory(problem, form, options, nullptr, nullptr);
   std::string text = "sm_90, query tile " + std::to_string(sm90::query_tile(forward_config(problem, form))) + ", key tile " +
                      std::to_string(sm90::kKeyTile) + ", saved " + std::to_string(memory.saved_bytes) + " bytes, workspace " +

@@ -29,7 +29,7 @@ BackwardCall::BackwardCall(const Plan& plan, const BackwardTensors& tensors, con
       options_(plan.options()),
       tensors_(tensors),
       stream_(stream),
-      form_(hopper_form(plan.recipe())),
+      form_(hopper_form(plan.recipe(), true)),
       saved_(saved_memory(plan, form_, saved)),
       memory_(backward_memory(problem_, form_, options_, workspace)),
       slots_(slots_of(problem_)),
@@ -110,10 +110,13 @@ sm90::BackwardConfig BackwardCall::config() const {
 
 sm90::BackwardParams BackwardCall::params() const {
   sm90::BackwardParams params;
-  params.query_rows = saved_.q.rows;
+  const auto scores = [&](const OperandMemory& m) {
+    return form_.nvfp4 ? reinterpret_cast<const std::uint8_t*>(m.nvfp4.halves) : m.rows;
+  };
+  params.query_rows = scores(saved_.q);
   params.query_rows16 = memory_.query16;
   params.query_transposed = saved_.q.transposed;
-  params.key_rows = saved_.k.rows;
+  params.key_rows = scores(saved_.k);
   params.key_rows16 = memory_.key16;
   params.key_transposed = saved_.k.transposed;
   params.value_rows = saved_.v.rows;

@@ -12,7 +12,7 @@ OperandForm operand_form(const OperandPolicy& policy) {
 
 }  // namespace
 
-HopperForm hopper_form(const Recipe& recipe) {
+HopperForm hopper_form(const Recipe& recipe, bool training) {
   HopperForm form;
   form.q = operand_form(recipe.q);
   form.k = operand_form(recipe.k);
@@ -24,9 +24,10 @@ HopperForm hopper_form(const Recipe& recipe) {
     if (operand->group == quantize::gpu::Group::token) form.scale_group = sm90::ScaleGroup::token;
   if (form.nvfp4) {
     form.scale_group = sm90::ScaleGroup::nvfp4;
-    form.q = form.k = {quantize::gpu::Group::token, false};  // the forward pass needs none of their E4M3 codes
+    if (!training) form.q = form.k = {quantize::gpu::Group::token, false};  // the forward pass needs none of their E4M3 codes
   }
-  form.gradient_scale_group = form.d_out.group == quantize::gpu::Group::token ? sm90::ScaleGroup::token : form.scale_group;
+  const bool token = form.d_out.group == quantize::gpu::Group::token && !form.nvfp4;
+  form.gradient_scale_group = token ? sm90::ScaleGroup::token : form.scale_group;
   form.ds = recipe.d_s.first.element == Element::bf16 ? sm90::DsFormat::bf16 : sm90::DsFormat::e4m3;
   form.partials = recipe.accumulation.dq_f16 ? sm90::PartialFormat::f16 : sm90::PartialFormat::f32;
   form.reference =

@@ -27,6 +27,6 @@ struct HopperForm {
 };
 
 /// Of a recipe that recipe::can_run accepts for sm_90.
-HopperForm hopper_form(const Recipe& recipe);
+HopperForm hopper_form(const Recipe& recipe, bool training);
 
 }  // namespace flamia::cuda

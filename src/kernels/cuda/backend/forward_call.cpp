@@ -31,7 +31,7 @@ ForwardCall::ForwardCall(const Plan& plan, const ForwardTensors& tensors, void* 
       training_(plan.options().training),
       tensors_(tensors),
       stream_(stream),
-      form_(hopper_form(plan.recipe())),
+      form_(hopper_form(plan.recipe(), training_)),
       memory_(forward_memory(problem_, form_, plan.options(), saved, workspace)),
       slots_(slots_of(problem_)),
       shape_(schedule_shape(problem_, form_, training_)),

@@ -102,10 +102,9 @@ ForwardMemory forward_memory(const Problem& problem, const HopperForm& form, con
   for (const auto& [operand, heads_slots] : {std::pair{&memory.q, query_slots}, {&memory.k, key_slots}}) {
     if (form.nvfp4) {
       operand->nvfp4.halves = kept.take<std::uint16_t>(heads_slots * problem.head_dim);
-      operand->nvfp4.exponents = kept.take<std::uint8_t>(heads_slots);
-    } else {
-      operand->rows = kept.take<std::uint8_t>(heads_slots * problem.head_dim);
+      operand->nvfp4.exponents = workspace.take<std::uint8_t>(heads_slots);
     }
+    if (!form.nvfp4 || options.training) operand->rows = kept.take<std::uint8_t>(heads_slots * problem.head_dim);
     operand->exponents = kept.take<std::uint8_t>(heads_slots);
   }
   memory.v.transposed = workspace.take<std::uint8_t>(key_slots * problem.head_dim);

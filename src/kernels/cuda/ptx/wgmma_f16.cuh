@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Warpgroup product of FP16 operands with FP32 accumulation, both K-major in shared memory without swizzle (see wgmma.cuh for operands,
+// Warpgroup products of FP16 operands with FP32 accumulation, both K-major in shared memory without swizzle (see wgmma.cuh for operands,
 // waits and fences). One instruction contracts 16 elements: two core matrices, 32 bytes, as with FP8.
 #pragma once
 #include "wgmma.cuh"
@@ -42,6 +42,22 @@ __device__ __forceinline__ void product_f16_64x128(float (&d)[64], std::uint64_t
           "=&f"(d[57]), "=&f"(d[58]), "=&f"(d[59]), "=&f"(d[60]), "=&f"(d[61]), "=&f"(d[62]), "=&f"(d[63])
         : "l"(a), "l"(b));
   }
+}
+
+/// Of the backward kernel: as in wgmma_backward.cuh the accumulators are read-write operands even where the old values do not count.
+template <bool kAccumulate>
+__device__ __forceinline__ void product_f16_64x64(float (&d)[32], std::uint64_t a, std::uint64_t b) {
+  asm volatile(
+      "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
+      ", %32, %33, accumulate, 1, 1, 0, 0;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]),
+        "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]),
+        "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "l"(a), "l"(b), "n"(static_cast<int>(kAccumulate)));
 }
 
 }  // namespace flamia::ptx

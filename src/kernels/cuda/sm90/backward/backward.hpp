@@ -40,6 +40,7 @@ struct BackwardConfig {
 
 struct BackwardParams {
   // Operands in the layouts of ../layout.hpp, each both ways; `transposed` always in order pi. `slots` is slot_capacity(tokens, documents).
+  // Of the scores and dP. ScaleGroup::nvfp4: Q and K are values in FP16, `rows_f16` layout, behind the same pointers.
   const std::uint8_t* query_rows = nullptr;        // [query_heads][slots]
   const std::uint8_t* query_transposed = nullptr;  // of Q and K: for DsFormat::e4m3 only
   const std::uint16_t* query_rows16 = nullptr;     // for DsFormat::bf16 only

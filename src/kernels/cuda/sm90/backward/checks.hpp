@@ -9,7 +9,8 @@ namespace flamia::sm90::backward {
 
 inline bool has_shape(const BackwardParams& p, const BackwardConfig& config) {
   const bool heads = p.key_heads > 0 && p.query_heads > 0 && p.query_heads % p.key_heads == 0 && p.heads_per_group > 0;
-  return (config.head_dim == 64 || config.head_dim == 128) && heads && p.softmax_scale > 0.0f && p.slots > 0 &&
+  const bool scores = config.scale_group != ScaleGroup::nvfp4 || config.ds == DsFormat::bf16;
+  return (config.head_dim == 64 || config.head_dim == 128) && heads && scores && p.softmax_scale > 0.0f && p.slots > 0 &&
          p.slots % kKeyTile == 0 && p.window_left >= -1 && p.window_right >= -1;
 }
 inline bool has_operands(const BackwardParams& p, const BackwardConfig& config) {

@@ -33,9 +33,14 @@ cudaError_t checked(const BackwardParams& params, const BackwardConfig& config, 
 template <int kHeadDim>
 cudaError_t dispatch_scales(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream) {
   if (config.ds == DsFormat::bf16) {
-    return config.scale_group == ScaleGroup::block
-               ? ds16::launch_gradients<kHeadDim, ScaleGroup::block>(params, config, multiprocessors, stream)
-               : ds16::launch_gradients<kHeadDim, ScaleGroup::token>(params, config, multiprocessors, stream);
+    switch (config.scale_group) {
+      case ScaleGroup::block:
+        return ds16::launch_gradients<kHeadDim, ScaleGroup::block>(params, config, multiprocessors, stream);
+      case ScaleGroup::token:
+        return ds16::launch_gradients<kHeadDim, ScaleGroup::token>(params, config, multiprocessors, stream);
+      case ScaleGroup::nvfp4:
+        return ds16::launch_gradients<kHeadDim, ScaleGroup::nvfp4>(params, config, multiprocessors, stream);
+    }
   }
   return config.scale_group == ScaleGroup::block
              ? launch_gradients<kHeadDim, ScaleGroup::block>(params, config, multiprocessors, stream)

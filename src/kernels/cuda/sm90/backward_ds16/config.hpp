@@ -34,13 +34,17 @@ struct Config {
 
   static constexpr int kHalves = kHeadDim / 64;       // dV is made 64 columns at a time
   static constexpr int kQueryColumns = kHeadDim / 2;  // of dQ, a consumer's
-  static constexpr int kRing = 3;                     // stages of early operands; slots of the exchange
+  // Stages of early operands; slots of the exchange. With scores in FP16 shared memory holds two: before dS of a step is stored, both
+  // warpgroups must have read that of the step before the last.
+  static constexpr int kRing = kHeadDim * kScoreBytes<kScaleGroup> == 256 ? 2 : 3;
   static constexpr int kLateStages = 2;
   static constexpr int kWorkSlots = 4;  // items under way or fetched
   static constexpr int kSumSlots = 4;   // rows of dQ: one more than the late stages they come with, and a power of two
 
-  static constexpr int kKeyBytes = kKeyTile * kHeadDim;
-  static constexpr int kStepBytes = kQueryStep * kHeadDim;  // one copy of Q or dO' in E4M3
+  static constexpr int kKeyBytes = kKeyTile * kHeadDim;                        // one copy of K or V in E4M3
+  static constexpr int kStepBytes = kQueryStep * kHeadDim;                     // of Q or dO'
+  static constexpr int kScoreKeyBytes = kKeyBytes * kScoreBytes<kScaleGroup>;  // K and Q of the scores
+  static constexpr int kScoreStepBytes = kStepBytes * kScoreBytes<kScaleGroup>;
   static constexpr int kExchangeBytes = kQueryStep * kKeyTile * 2;
 };
 
@@ -56,7 +60,7 @@ struct alignas(16) Work {
 /// What scores and dP of a step are made of, but for its records.
 template <class Config>
 struct EarlyStage {
-  std::uint8_t query[Config::kStepBytes];
+  std::uint8_t query[Config::kScoreStepBytes];
   std::uint8_t gradient[Config::kStepBytes];
 };
 /// What dK and dV take in.
@@ -90,7 +94,7 @@ struct Storage {
       1024) std::uint8_t exchange[Config::kRing][Config::kExchangeBytes];  // dS of steps: BF16 [key][query], as an A operand of dQ
   alignas(1024) LateStage<Config> late[Config::kLateStages];
   alignas(128) EarlyStage<Config> early[Config::kRing];
-  alignas(128) std::uint8_t key[Config::kKeyBytes];
+  alignas(128) std::uint8_t key[Config::kScoreKeyBytes];
   alignas(128) std::uint8_t value[Config::kKeyBytes];
   alignas(128) std::uint8_t records[Config::kRing][Config::Record::kStepBytes];
   alignas(128) KeyFactors key_factors[kKeyTile];

@@ -78,8 +78,9 @@ struct Consumer {
     const auto offset = static_cast<std::uint32_t>(operand - reinterpret_cast<const std::uint8_t*>(&storage));
     return (ptx::shared_address(&storage) >> 4) + (offset >> 4 | stride >> 4 << 16);
   }
-  __device__ __forceinline__ std::uint32_t rows_of(const std::uint8_t* operand, std::uint32_t group) const {
-    return word(operand, RowsOperand<Config>::kLayout.k_stride) + group * (64 * Config::kHeadDim >> 4);
+  /// The warpgroup's rows of K or V; `bytes`: of an element.
+  __device__ __forceinline__ std::uint32_t rows_of(const std::uint8_t* operand, std::uint32_t group, int bytes = 1) const {
+    return word(operand, RowsOperand<Config>::kLayout.k_stride) + group * (64 * Config::kHeadDim * bytes >> 4);
   }
   __device__ __forceinline__ std::uint32_t early_word(const std::uint8_t* operand, std::uint32_t slot) const {
     return word(operand, RowsOperand<Config>::kLayout.k_stride) + slot * (sizeof(EarlyStage<Config>) >> 4);
@@ -96,7 +97,8 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void issue_scores_of(float (&x)[kScores], std::uint32_t slot, std::uint32_t group) const {
-    issue_scores<Config>(x, rows_of(storage.key, group), early_word(storage.early[0].query, slot));
+    issue_logits<Config>(x, rows_of(storage.key, group, kScoreBytes<Config::kScaleGroup>),
+                         early_word(storage.early[0].query, slot));
   }
   __device__ __forceinline__ void issue_dp_of(float (&y)[kScores], std::uint32_t slot, std::uint32_t group) const {
     issue_scores<Config>(y, rows_of(storage.value, group), early_word(storage.early[0].gradient, slot));
@@ -314,6 +316,7 @@ struct Consumer {
       next_plain = plain(after.early.slot);
       ptx::wait_products<0>();
       ptx::fence_registers(y);
+      if constexpr (Config::kRing == 2) ptx::barrier_wait(&storage.exchange_ready[now.early.slot], now.early.parity);
       finish_gradients(step, offset, keys.value, gains, to, after.early.slot);
       __syncwarp();
       arrive(&storage.early_free[after.early.slot]);

@@ -21,7 +21,8 @@ __device__ void write_row(const BackwardParams& params, const ScanTile& tile, in
   const auto [query, gradient, dq_exponent, reference, d_prime, flagged, counts] = row;
   const auto [from_here, of_tile] = gradient_reach(row, totals);
   // Finite and right for flagged tokens too: a block's first token may be one, by what it sees, when others are not.
-  const float rho = tile.valid ? numerics::mul(numerics::mul(params.softmax_scale, kLog2E), numerics::pow2(query)) : 0.0f;
+  const int score_exponent = kScoreBytes<kScaleGroup> == 1 ? query : 0;
+  const float rho = tile.valid ? numerics::mul(numerics::mul(params.softmax_scale, kLog2E), numerics::pow2(score_exponent)) : 0.0f;
   const float fold = tile.valid ? power_of_two(clamp(gradient - of_tile, -126, 0)) : 0.0f;
   const float gain = tile.valid ? power_of_two(clamp(gradient - kCodeShift, -126, kGreatestGain)) : 0.0f;
   if (!tile.written) return;
@@ -47,6 +48,7 @@ __device__ void write_row(const BackwardParams& params, const ScanTile& tile, in
   arrays.units[at] = power_of_two(clamp(dq_exponent, -kGreatestUnit, kGreatestUnit));
 }
 
+template <ScaleGroup kScaleGroup>
 __device__ void write_key(const BackwardParams& params, const ScanTile& tile, int head) {
   if (!tile.written) return;
   const std::int64_t at = head * params.slots + tile.slot;
@@ -57,7 +59,8 @@ __device__ void write_key(const BackwardParams& params, const ScanTile& tile, in
     if (flagged)
       factors.slope = numerics::quiet_nan();
     else
-      factors = {numerics::pow2(key_byte - kExponentBias), power_of_two(clamp(value_byte - kExponentBias, -126, kGreatestValue))};
+      factors = {kScoreBytes<kScaleGroup> == 1 ? numerics::pow2(key_byte - kExponentBias) : 1.0f,
+                 power_of_two(clamp(value_byte - kExponentBias, -126, kGreatestValue))};
   }
   static_cast<KeyFactors*>(params.key_records)[at] = factors;
 }
@@ -74,7 +77,7 @@ __global__ void __launch_bounds__(kScanThreads)
     if (head < params.query_heads) {
       write_row<kScaleGroup>(params, tile, head, scaled_partials, totals);
     } else {
-      write_key(params, tile, head - params.query_heads);
+      write_key<kScaleGroup>(params, tile, head - params.query_heads);
     }
   }
 }
@@ -87,8 +90,10 @@ cudaError_t launch_prepare(const BackwardParams& params, const BackwardConfig& c
   const bool scaled_partials = config.partials == PartialFormat::f16;
   if (config.scale_group == ScaleGroup::block)
     prepare_kernel<ScaleGroup::block><<<blocks, kScanThreads, 0, stream>>>(params, scaled_partials);
-  else
+  else if (config.scale_group == ScaleGroup::token)
     prepare_kernel<ScaleGroup::token><<<blocks, kScanThreads, 0, stream>>>(params, scaled_partials);
+  else
+    prepare_kernel<ScaleGroup::nvfp4><<<blocks, kScanThreads, 0, stream>>>(params, scaled_partials);
   return cudaGetLastError();
 }
 

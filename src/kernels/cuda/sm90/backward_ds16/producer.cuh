@@ -113,9 +113,10 @@ struct Producer {
   __device__ __forceinline__ void copy_keys(const Work& work) const {
     const std::int64_t row = key_row(work);
     std::uint64_t* const ready = &storage.keys_ready;
-    ptx::barrier_arrive_expect(ready, 2 * Config::kKeyBytes + kTileFactorBytes);
+    ptx::barrier_arrive_expect(ready, Config::kScoreKeyBytes + Config::kKeyBytes + kTileFactorBytes);
     ptx::bulk_copy(storage.key_factors, static_cast<const KeyFactors*>(params.key_records) + row, kTileFactorBytes, ready);
-    ptx::bulk_copy(storage.key, params.key_rows + row * Config::kHeadDim, Config::kKeyBytes, ready);
+    ptx::bulk_copy(storage.key, params.key_rows + row * Config::kHeadDim * kScoreBytes<Config::kScaleGroup>, Config::kScoreKeyBytes,
+                   ready);
     ptx::bulk_copy(storage.value, params.value_rows + row * Config::kHeadDim, Config::kKeyBytes, ready);
   }
   /// The BF16 copy of K is in use until the item before has ended.
@@ -131,8 +132,8 @@ struct Producer {
     const std::int64_t at = static_cast<std::int64_t>(step.row) * Config::kHeadDim;
     ptx::barrier_wait(&storage.early_free[now.slot], now.parity ^ 1);
     storage.info[now.slot] = step;
-    ptx::barrier_arrive_expect(ready, 2 * Config::kStepBytes + Record::kStepBytes);
-    ptx::bulk_copy(stage.query, params.query_rows + at, Config::kStepBytes, ready);
+    ptx::barrier_arrive_expect(ready, Config::kScoreStepBytes + Config::kStepBytes + Record::kStepBytes);
+    ptx::bulk_copy(stage.query, params.query_rows + at * kScoreBytes<Config::kScaleGroup>, Config::kScoreStepBytes, ready);
     ptx::bulk_copy(storage.records[now.slot], rows().records + static_cast<std::int64_t>(step.row) / kGroup * Record::kBytes,
                    Record::kStepBytes, ready);
     ptx::bulk_copy(stage.gradient, params.gradient_rows + at, Config::kStepBytes, ready);

@@ -32,10 +32,13 @@ struct QueryConfig {
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * (65536 / kThreads / 8 * 8));
   static constexpr int kConsumerWarps = 4 * kConsumers;
 
-  static constexpr int kStages = 4;                       // of keys
-  static constexpr int kQueryBuffers = 2;                 // Q and dO' of the next item come while the current one is worked on
+  static constexpr int kStages = 4;  // of keys
+  static constexpr bool kLarge = kHeadDim * kScoreBytes<kScaleGroup> == 256;
+  static constexpr int kQueryBuffers = kLarge ? 1 : 2;    // Q and dO' of the next item come while the current one is worked on
   static constexpr int kStepBytes = kKeyStep * kHeadDim;  // one copy of K or V in E4M3
   static constexpr int kQueryBytes = kQueryTile * kHeadDim;
+  static constexpr int kScoreStepBytes = kStepBytes * kScoreBytes<kScaleGroup>;  // K and Q of the scores
+  static constexpr int kScoreQueryBytes = kQueryBytes * kScoreBytes<kScaleGroup>;
   static constexpr int kRecordBytes = kQueryTile / kGroup * Record::kBytes;
   static constexpr int kFactorBytes = kKeyStep * static_cast<int>(sizeof(KeyFactors));
   static constexpr int kSums = kHeadDim / 2;  // registers of dQ
@@ -62,7 +65,7 @@ struct alignas(16) QueryWork {
 
 template <class Config>
 struct QueryBuffer {
-  alignas(128) std::uint8_t query[Config::kQueryBytes];
+  alignas(128) std::uint8_t query[Config::kScoreQueryBytes];
   alignas(128) std::uint8_t gradient[Config::kQueryBytes];
   alignas(128) std::uint8_t records[Config::kRecordBytes];
   QueryWork work;
@@ -71,7 +74,7 @@ struct QueryBuffer {
 template <class Config>
 struct KeyStage {
   alignas(1024) std::uint8_t key16[2 * Config::kStepBytes];
-  alignas(128) std::uint8_t key[Config::kStepBytes];
+  alignas(128) std::uint8_t key[Config::kScoreStepBytes];
   alignas(128) std::uint8_t value[Config::kStepBytes];
   alignas(128) KeyFactors factors[kKeyStep];
 };

@@ -92,8 +92,10 @@ struct QueryConsumer {
   __device__ __forceinline__ int first_query() const { return work().first_query + group * Config::kRowsPerConsumer; }
   __device__ __forceinline__ int first_row() const { return first_query() + 16 * warp() + lane() / 4; }
 
-  __device__ __forceinline__ std::uint32_t rows_of(const std::uint8_t* first_buffer) const {
-    return ptx::descriptor_low(first_buffer + group * Config::kRowsPerConsumer * Config::kHeadDim, RowsOperand<Config>::kLayout) +
+  /// The warpgroup's rows of Q or dO'; `bytes`: of an element.
+  __device__ __forceinline__ std::uint32_t rows_of(const std::uint8_t* first_buffer, int bytes = 1) const {
+    return ptx::descriptor_low(first_buffer + group * Config::kRowsPerConsumer * Config::kHeadDim * bytes,
+                               RowsOperand<Config>::kLayout) +
            buffer * static_cast<std::uint32_t>(sizeof(QueryBuffer<Config>) >> 4);
   }
   __device__ __forceinline__ std::uint32_t stage_word(const std::uint8_t* operand, std::uint32_t slot) const {
@@ -101,7 +103,8 @@ struct QueryConsumer {
            slot * static_cast<std::uint32_t>(sizeof(KeyStage<Config>) >> 4);
   }
   __device__ __forceinline__ void issue_scores_of(float (&x)[kScores], std::uint32_t slot) const {
-    issue_scores<Config>(x, rows_of(storage.queries[0].query), stage_word(storage.stage[0].key, slot));
+    issue_logits<Config>(x, rows_of(storage.queries[0].query, kScoreBytes<Config::kScaleGroup>),
+                         stage_word(storage.stage[0].key, slot));
   }
   __device__ __forceinline__ void issue_dp_of(float (&y)[kScores], std::uint32_t slot) const {
     issue_scores<Config>(y, rows_of(storage.queries[0].gradient), stage_word(storage.stage[0].value, slot));

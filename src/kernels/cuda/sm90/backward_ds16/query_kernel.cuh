@@ -12,6 +12,7 @@ namespace flamia::sm90::ds16 {
 template <class Config>
 __device__ __forceinline__ void copy_for_queries(const BackwardParams& params, QueryStorage<Config>& storage) {
   using Record = typename Config::Record;
+  constexpr int score_bytes = kScoreBytes<Config::kScaleGroup>;
   const Window window{params.window_left, params.window_right};
   const int group = params.query_heads / params.key_heads;
   const std::uint8_t* const records = row_arrays<Config::kScaleGroup>(params.row_records, params.slots, params.query_heads).records;
@@ -32,9 +33,10 @@ __device__ __forceinline__ void copy_for_queries(const BackwardParams& params, Q
     const int first_query = split::mirrored_tile(next.first, document.length);
     buffer.work = {document.token_start, document.length, first_query, next.head};
     const std::int64_t query_row = next.head * params.slots + document.slot_start + first_query;
-    ptx::barrier_arrive_expect(queries_ready, 2 * Config::kQueryBytes + Config::kRecordBytes);
+    ptx::barrier_arrive_expect(queries_ready, Config::kScoreQueryBytes + Config::kQueryBytes + Config::kRecordBytes);
     ptx::bulk_copy(buffer.records, records + query_row / kGroup * Record::kBytes, Config::kRecordBytes, queries_ready);
-    ptx::bulk_copy(buffer.query, params.query_rows + query_row * Config::kHeadDim, Config::kQueryBytes, queries_ready);
+    ptx::bulk_copy(buffer.query, params.query_rows + query_row * Config::kHeadDim * score_bytes, Config::kScoreQueryBytes,
+                   queries_ready);
     ptx::bulk_copy(buffer.gradient, params.gradient_rows + query_row * Config::kHeadDim, Config::kQueryBytes, queries_ready);
 
     const TileRange steps = steps_of_keys(window, first_query, Config::kQueryTile, document.length);
@@ -44,8 +46,8 @@ __device__ __forceinline__ void copy_for_queries(const BackwardParams& params, Q
       KeyStage<Config>& stage = storage.stage[stages.slot];
       std::uint64_t* const ready = &storage.stage_ready[stages.slot];
       ptx::barrier_wait(&storage.stage_free[stages.slot], stages.parity ^ 1);
-      ptx::barrier_arrive_expect(ready, 4 * Config::kStepBytes + Config::kFactorBytes);
-      ptx::bulk_copy(stage.key, params.key_rows + at, Config::kStepBytes, ready);
+      ptx::barrier_arrive_expect(ready, Config::kScoreStepBytes + 3 * Config::kStepBytes + Config::kFactorBytes);
+      ptx::bulk_copy(stage.key, params.key_rows + at * score_bytes, Config::kScoreStepBytes, ready);
       ptx::bulk_copy(stage.factors, static_cast<const KeyFactors*>(params.key_records) + row, Config::kFactorBytes, ready);
       ptx::bulk_copy(stage.value, params.value_rows + at, Config::kStepBytes, ready);
       ptx::bulk_copy(stage.key16, params.key_rows16 + at, 2 * Config::kStepBytes, ready);

@@ -27,11 +27,15 @@ inline constexpr float kGreatestFactor = 0x1p100f;
 /// The power of two that FP16 partial sums of dQ carry is held within these, so that it is a normal number and so is its inverse.
 inline constexpr int kGreatestUnit = 126;
 
+/// Bytes of an element of Q and K as the scores take them in. NVFP4: code times scale in FP16, exact, so those of a token have no exponent.
+template <ScaleGroup kScaleGroup>
+inline constexpr int kScoreBytes = kScaleGroup == ScaleGroup::nvfp4 ? 2 : 1;
+
 /// Row records: [query_heads][slots / 16], each a group of 16 queries: fields of 16 words in order pi (a thread's four queries are 16 bytes), then
 /// the group's own words.
 template <ScaleGroup kScaleGroup>
 struct RowRecord {
-  static constexpr bool kPerToken = kScaleGroup == ScaleGroup::token;
+  static constexpr bool kPerToken = kScaleGroup != ScaleGroup::block;
   static constexpr int kFieldBytes = kGroup * 4;
   enum Field : int {
     kBias = 0,                // 8 - m

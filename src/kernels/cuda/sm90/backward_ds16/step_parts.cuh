@@ -8,6 +8,7 @@
 #include "../../ptx/reduce.cuh"
 #include "../../ptx/registers.cuh"
 #include "../../ptx/wgmma_bf16.cuh"
+#include "../../ptx/wgmma_f16.cuh"
 #include "../backward/step_parts.cuh"
 #include "config.hpp"
 
@@ -35,6 +36,23 @@ struct ExchangeOperand {
 FLAMIA_LAYOUT_FN std::uint32_t exchange_place(std::uint32_t thread) {
   const std::uint32_t key = thread / 32 * 16 + thread % 16, chunk = thread / 16 % 2;
   return key * 128 + (chunk ^ key % 8) * 16;
+}
+
+/// Scores, from E4M3 codes or from NVFP4 as values in FP16; asynchronous.
+template <class Config>
+__device__ __forceinline__ void issue_logits(float (&x)[kScores], std::uint32_t a_rows, std::uint32_t b_rows) {
+  if constexpr (Config::kScaleGroup == ScaleGroup::nvfp4) {
+    constexpr ptx::OperandLayout layout{128, 16 * Config::kHeadDim};
+    constexpr std::uint32_t step = 2 * 128 >> 4;  // two core matrices along d
+    ptx::begin_products();
+    ptx::product_f16_64x64<false>(x, ptx::descriptor(a_rows, layout), ptx::descriptor(b_rows, layout));
+#pragma unroll
+    for (int k = 1; k < Config::kHeadDim / 16; ++k)
+      ptx::product_f16_64x64<true>(x, ptx::descriptor(a_rows + k * step, layout), ptx::descriptor(b_rows + k * step, layout));
+    ptx::commit_products();
+  } else {
+    issue_scores<Config>(x, a_rows, b_rows);
+  }
 }
 
 /// dK: 64 keys x all channels, added up over the steps' queries; asynchronous.

@@ -23,13 +23,23 @@ cudaError_t checked(const BackwardParams& params, const BackwardConfig& config, 
   return launch(multiprocessors);
 }
 
+template <int kHeadDim, class Launch>
+cudaError_t dispatch_scales(ScaleGroup group, Launch launch) {
+  switch (group) {
+    case ScaleGroup::block:
+      return launch.template operator()<kHeadDim, ScaleGroup::block>();
+    case ScaleGroup::token:
+      return launch.template operator()<kHeadDim, ScaleGroup::token>();
+    case ScaleGroup::nvfp4:
+      return launch.template operator()<kHeadDim, ScaleGroup::nvfp4>();
+  }
+  return cudaErrorInvalidValue;
+}
 /// launch<head dim, scale group>() of the configuration.
 template <class Launch>
 cudaError_t dispatch(const BackwardConfig& config, Launch launch) {
-  const bool block = config.scale_group == ScaleGroup::block;
-  if (config.head_dim == 128)
-    return block ? launch.template operator()<128, ScaleGroup::block>() : launch.template operator()<128, ScaleGroup::token>();
-  return block ? launch.template operator()<64, ScaleGroup::block>() : launch.template operator()<64, ScaleGroup::token>();
+  return config.head_dim == 128 ? dispatch_scales<128>(config.scale_group, launch)
+                                : dispatch_scales<64>(config.scale_group, launch);
 }
 
 }  // namespace
@@ -48,9 +58,11 @@ cudaError_t launch_split_prepare(const BackwardParams& params, const BackwardCon
 cudaError_t launch_split_query_gradient(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream) {
   return checked(params, config, [&](int multiprocessors) {
     return dispatch(config, [&]<int kHeadDim, ScaleGroup kScaleGroup>() {
-      return config.ds == DsFormat::bf16
-                 ? ds16::launch_query_gradient<kHeadDim, kScaleGroup>(params, config, multiprocessors, stream)
-                 : launch_query_gradient<kHeadDim, kScaleGroup>(params, config, multiprocessors, stream);
+      if constexpr (kScaleGroup != ScaleGroup::nvfp4) {
+        if (config.ds == DsFormat::e4m3)
+          return launch_query_gradient<kHeadDim, kScaleGroup>(params, config, multiprocessors, stream);
+      }
+      return ds16::launch_query_gradient<kHeadDim, kScaleGroup>(params, config, multiprocessors, stream);
     });
   });
 }
@@ -58,9 +70,11 @@ cudaError_t launch_split_query_gradient(const BackwardParams& params, const Back
 cudaError_t launch_split_key_gradients(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream) {
   return checked(params, config, [&](int multiprocessors) {
     return dispatch(config, [&]<int kHeadDim, ScaleGroup kScaleGroup>() {
-      return config.ds == DsFormat::bf16
-                 ? ds16::launch_key_gradients<kHeadDim, kScaleGroup>(params, config, multiprocessors, stream)
-                 : launch_key_gradients<kHeadDim, kScaleGroup>(params, config, multiprocessors, stream);
+      if constexpr (kScaleGroup != ScaleGroup::nvfp4) {
+        if (config.ds == DsFormat::e4m3)
+          return launch_key_gradients<kHeadDim, kScaleGroup>(params, config, multiprocessors, stream);
+      }
+      return ds16::launch_key_gradients<kHeadDim, kScaleGroup>(params, config, multiprocessors, stream);
     });
   });
 }
