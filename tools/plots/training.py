@@ -194,17 +194,18 @@ def mistakes(runs: list[Run], path: Path) -> None:
     if not base or not names:
         return
     middle, noise = statistics.fmean(base), max(base) - min(base)
-    figure, axes = plt.subplots(1, 5, figsize=(22, 4.5), layout="constrained")
+    figure, grid = plt.subplots(2, 3, figsize=(15, 8), layout="constrained")
+    axes = grid.flat
     for name in names:
-        mine, colour = [run for run in runs if run.name == name], colour_of(names, name)
+        mine, colour, marker = [run for run in runs if run.name == name], colour_of(names, name), "os^"[names.index(name) // len(COLOURS)]
         loss = statistics.fmean(run.exact for run in mine) - middle
         for axis, column in zip(axes, ("ds_zeros_dq", "ds_lost_dq", "ds_error_dq", "cos_dq"), strict=False):
             if values := [x for x in (last_health(run, column) for run in mine) if x is not None]:
                 x = statistics.fmean(values)
-                axis.plot(1 - x if column == "cos_dq" else x, loss, "o", color=colour, label=name)
+                axis.plot(1 - x if column == "cos_dq" else x, loss, marker, color=colour, label=name)
         for run in mine[:1]:
             worst = {row["step"]: min(float(r["cos_dq"]) for r in run.health if r["step"] == row["step"]) for row in run.health}
-            axes[4].semilogy([int(step) for step in worst], [1 - x for x in worst.values()], color=colour, marker="o", markersize=3)
+            axes[4].semilogy([int(step) for step in worst], [1 - x for x in worst.values()], color=colour, marker=marker, markersize=4)
     for axis, title in zip(axes, ("Zeros of dS", "Lost: share of the sum of |dS|", "L2 error of dS", "1 - cosine of dQ"), strict=False):
         axis.axhspan(-noise / 2, noise / 2, color=style.GREY, alpha=0.25)
         axis.set_title(title)
@@ -213,7 +214,8 @@ def mistakes(runs: list[Run], path: Path) -> None:
         axis.grid(axis="y")
     axes[4].set_title("1 - cosine of dQ on the way")
     axes[4].set_xlabel("step")
-    figure.legend(*axes[3].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    axes[5].axis("off")
+    axes[5].legend(*axes[3].get_legend_handles_labels(), loc="center left")
     style.save(figure, path)
 
 
