@@ -21,24 +21,44 @@ BROKEN_REFERENCE = "backward_reference=integer"
 IN_KERNELS = {"backward_exp2=schraudolph": "exp2", "gradient_p=codes": "codes"} | {f"ds=constant{n}": f"constant={2 ** n}" for n in (8, 12, 16)}
 
 
-def references(saved: Tensor, heads: int, tokens: int, documents: int) -> Tensor:
-    """The part of what a forward pass saved that holds m, as float32. m and then l lie at its end: src/kernels/cpu/memory.cpp,
-    src/kernels/cuda/backend/memory.cpp."""
-    if saved.is_cuda:
-        slots = -(-(tokens + min(documents, tokens) * 15 + 256) // 128) * 128  # src/kernels/cuda/sm90/layout.hpp: slot_capacity
-        size = -(-heads * slots * 4 // 256) * 256
-    else:
+def references(saved: Tensor, lse: Tensor, documents: int) -> Tensor:
+    """The part of what a forward pass saved that holds m, as float32, [heads, slots]; l follows it. On the CPU they lie at the end
+    (src/kernels/cpu/memory.cpp); on a GPU (src/kernels/cuda/backend/memory.cpp) they are found by lse = ln 2 (m + log2 l) of every head's first token."""
+    heads, tokens = lse.shape
+    if not saved.is_cuda:
         size = -(-heads * tokens * 4 // 64) * 64
-    return saved[saved.numel() - 2 * size:saved.numel() - size].view(torch.float32)
+        return saved[saved.numel() - 2 * size:saved.numel() - size].view(torch.float32)
+    slots = -(-(tokens + min(documents, tokens) * 15 + 256) // 128) * 128  # src/kernels/cuda/sm90/layout.hpp: slot_capacity
+    at = _place(saved, lse, slots)
+    return saved[at:at + heads * slots * 4].view(torch.float32)
+
+
+_places: dict[tuple[int, int, int], int] = {}
+
+
+def _place(saved: Tensor, lse: Tensor, slots: int) -> int:
+    """Byte at which m starts: a multiple of 256. The same for all calls of one shape."""
+    heads = lse.shape[0]
+    if (key := (saved.numel(), heads, slots)) not in _places:
+        numbers, apart = saved.view(torch.float32), -(-heads * slots // 64) * 64
+        count = (numbers.numel() - apart - heads * slots) // 64 + 1
+        fits = torch.ones(count, dtype=torch.bool, device=saved.device)
+        for head in range(heads):
+            m, l = (numbers[start::64][:count].double() for start in (head * slots, apart + head * slots))  # noqa: E741
+            fits &= ((m + torch.log2(l)) * 0.6931471805599453 - lse[head, 0]).abs() < 1e-4
+        found = fits.nonzero().flatten().tolist()
+        if len(found) != 1:
+            raise RuntimeError(f"m of the forward pass was found at {len(found)} places; give a row of several heads whose first document is not empty")
+        _places[key] = 256 * found[0]
+    return _places[key]
 
 
 class _BrokenReference(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float, recipe: str) -> Tensor:
         ctx.options = (recipe, True, -1, -1, scale, torch.are_deterministic_algorithms_enabled())
-        out, _, saved = torch.ops.flamia.attn_forward(q, k, v, cu_seqlens, *ctx.options, True)
-        m = references(saved, q.shape[1], q.shape[0], len(cu_seqlens) - 1)
-        m.ceil_()
+        out, lse, saved = torch.ops.flamia.attn_forward(q, k, v, cu_seqlens, *ctx.options, True)
+        references(saved, lse, len(cu_seqlens) - 1).ceil_()
         ctx.save_for_backward(out, cu_seqlens, saved)
         ctx.key_heads = k.shape[1]
         return out

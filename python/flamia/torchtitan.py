@@ -114,3 +114,11 @@ def llama3_1b_mxfp8_exact() -> Trainer.Config:
 def llama3_1b_fp8_tensor() -> Trainer.Config:
     """For comparison: one scale for each tensor, through which later tokens and other documents reach every output."""
     return use(llama3_1b_bf16(), "fp8-tensor")
+
+
+def llama3_1b_nvfp4() -> Trainer.Config:
+    return use(llama3_1b_bf16(), "nvfp4")
+
+
+def llama3_1b_nvfp4_exact() -> Trainer.Config:
+    return use(llama3_1b_bf16(), "nvfp4-exact")
