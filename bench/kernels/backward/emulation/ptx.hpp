@@ -48,6 +48,7 @@ inline void barrier_wait(Barrier* barrier, std::uint32_t parity) {
   const auto& state = emulation::barriers.at(barrier);
   emulation::wait_until([&] { return (state.phase & 1) != parity; }, "an mbarrier");
 }
+inline void barrier_wait_patiently(Barrier* barrier, std::uint32_t parity, std::uint32_t) { barrier_wait(barrier, parity); }
 inline bool barrier_passed(Barrier* barrier, std::uint32_t parity) { return (emulation::barriers.at(barrier).phase & 1) != parity; }
 inline void named_barrier_sync(std::uint32_t name, std::uint32_t threads) { emulation::meet(static_cast<int>(name), threads); }
 inline void named_barrier_arrive(std::uint32_t name, std::uint32_t) { emulation::arrive(static_cast<int>(name)); }

@@ -240,7 +240,8 @@ struct Consumer {
 
   /// dK and dV leave.
   __device__ __forceinline__ void write(KeyGradients<Config>& sums, const Work& work, GradientFormat format, bool rotated) const {
-    write_key_gradients(*this, sums, work, format, rotated);
+    write_key_gradient(*this, sums, work, format, rotated);
+    write_value_gradient(*this, sums, work, format);
   }
 };
 

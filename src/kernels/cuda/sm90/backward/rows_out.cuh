@@ -3,27 +3,53 @@
 #pragma once
 #include <cuda_bf16.h>
 
+#include <cstdint>
+
+#include "../../ptx/convert.cuh"
 #include "backward.hpp"
 #include "fragments.hpp"
+#include "power.cuh"  // kFullWarp
 
 namespace flamia::sm90::backward {
 
 /// `row` points at the thread's first row (16 w + g), channel 0; `stride` elements lie between rows that are eight tokens apart. `valid[half]`.
-template <int kHeadDim, int kCount, class Element>
-__device__ __forceinline__ void write_rows(Element* row, std::int64_t stride, const float (&x)[kCount], const bool (&valid)[2],
+template <int kCount>
+__device__ __forceinline__ void write_rows(float* row, std::int64_t stride, const float (&x)[kCount], const bool (&valid)[2],
                                            int lane) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (!valid[half]) continue;
-    Element* const to = row + half * stride + 2 * (lane % 4);
+    float* const to = row + half * stride + 2 * (lane % 4);
 #pragma unroll
-    for (int i = 2 * half; i < kCount; i += 4) {
-      const int channel = 64 * (i / kScores) + 8 * (i % kScores / 4);
-      if constexpr (sizeof(Element) == 2) {
-        *reinterpret_cast<__nv_bfloat162*>(to + channel) = __floats2bfloat162_rn(x[i], x[i + 1]);
-      } else {
-        *reinterpret_cast<float2*>(to + channel) = make_float2(x[i], x[i + 1]);
-      }
+    for (int i = 2 * half; i < kCount; i += 4) *reinterpret_cast<float2*>(to + i / 4 * 8) = make_float2(x[i], x[i + 1]);
+  }
+}
+
+/// Between two lanes of a quad whose numbers differ in the bit `mask`: the one without it gives `second` for the other's `first`.
+__device__ __forceinline__ void trade(std::uint32_t& first, std::uint32_t& second, int mask, int lane) {
+  const bool upper = (lane & mask) != 0;
+  const std::uint32_t got = __shfl_xor_sync(kFullWarp, upper ? first : second, mask);
+  (upper ? first : second) = got;
+}
+
+/// The same in BF16. A thread holds two channels of every eight: the quad trades them, so that a store takes 16 bytes of a row, not 4. All lanes
+/// of the warp take part.
+template <int kCount>
+__device__ __forceinline__ void write_rows(__nv_bfloat16* row, std::int64_t stride, const float (&x)[kCount],
+                                           const bool (&valid)[2], int lane) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    __nv_bfloat16* const to = row + half * stride + 8 * (lane % 4);
+#pragma unroll
+    for (int first = 2 * half; first < kCount; first += 16) {  // 32 channels
+      std::uint32_t words[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) words[j] = ptx::pack_bf16x2(x[first + 4 * j], x[first + 4 * j + 1]);
+      trade(words[0], words[1], 1, lane);
+      trade(words[2], words[3], 1, lane);
+      trade(words[0], words[2], 2, lane);
+      trade(words[1], words[3], 2, lane);
+      if (valid[half]) *reinterpret_cast<uint4*>(to + first / 16 * 32) = make_uint4(words[0], words[1], words[2], words[3]);
     }
   }
 }
@@ -33,9 +59,9 @@ template <int kHeadDim, int kCount>
 __device__ __forceinline__ void write_rows(void* tensor, GradientFormat format, std::int64_t at, std::int64_t stride,
                                            const float (&x)[kCount], const bool (&valid)[2], int lane) {
   if (format == GradientFormat::bf16) {
-    write_rows<kHeadDim>(static_cast<__nv_bfloat16*>(tensor) + at, stride, x, valid, lane);
+    write_rows(static_cast<__nv_bfloat16*>(tensor) + at, stride, x, valid, lane);
   } else {
-    write_rows<kHeadDim>(static_cast<float*>(tensor) + at, stride, x, valid, lane);
+    write_rows(static_cast<float*>(tensor) + at, stride, x, valid, lane);
   }
 }
 

@@ -21,6 +21,8 @@ struct Config {
   static constexpr bool kRecordCodes = kRecordCodes_;
   static constexpr bool kQueryGradients = kMakes_ == Makes::all;
   using Record = RowRecord<kScaleGroup>;
+  // Per token P keeps the fold that its codes take, and dP has the unit of the 128-query tile. Codes are recorded without it.
+  static constexpr bool kFolded = Record::kPerToken && !kRecordCodes;
 
   // Roles: two consumer warpgroups own 64 keys each (their dK and dV stay in registers) and half the channels of dQ; three
   // threads of the third move all data.

@@ -145,7 +145,8 @@ struct Consumer {
 #pragma unroll
     for (int u = 0; u < 4; ++u) {
       if (u < 3) load(u + 1);
-      make_probabilities<Record, !kPlain>(step.x, step.codes, u, slope, rho[u % 2], fold[u % 2], bias.of[u], visible, raise);
+      make_probabilities<!kPlain, Config::kFolded>(step.x, step.codes, u, slope, rho[u % 2], fold[u % 2], bias.of[u], visible,
+                                                   raise);
     }
     if constexpr (Config::kRecordCodes) {
       const StepInfo info = storage.info[slot];
@@ -162,16 +163,11 @@ struct Consumer {
   __device__ __forceinline__ void finish_gradients(StepRegisters<Config>& step, const StepFields& offset, const KeyPair& value,
                                                    const Gains& gains, std::uint32_t to, std::uint32_t slot) const {
     const std::uint32_t records = records_of(slot);
-    float4 gain[2] = {gains.first, gains.first};  // a group ahead
 #pragma unroll
     for (int u = 0; u < 4; ++u) {
-      if (u < 3) {
-        if constexpr (Record::kPerToken)
-          gain[(u + 1) % 2] = query_field<Record>(records, Record::kGain, u + 1, place());
-        else
-          gain[(u + 1) % 2] = four_of(u < 1 ? gains.first.x : gains.second);
-      }
-      make_gradient<Record::kPerToken>(step.x, step.y, step.ds, u, value, gain[u % 2], offset.of[u]);
+      float4 fold = four_of(1.0f);
+      if constexpr (Record::kPerToken && !Config::kFolded) fold = query_field<Record>(records, Record::kFold, u, place());
+      make_gradient(step.x, step.y, step.ds, u, value, gains.of[u / 2], fold, offset.of[u]);
       if constexpr (Config::kQueryGradients)
         ptx::store_matrices(to ^ (32 * u), step.ds[4 * u], step.ds[4 * u + 1], step.ds[4 * u + 2], step.ds[4 * u + 3]);
     }
@@ -209,14 +205,19 @@ struct Consumer {
     if (ptx::elect_lane()) ptx::barrier_arrive(barrier);
   }
 
-  /// First step of an item: S and dP without anything to hide behind.
-  __device__ __forceinline__ void begin(StepRegisters<Config>& step, const Position<Config>& now, const Work& work) const {
+  /// S and dP of an item's first step: X and Y belong to the tensor core until begin(). No branch of a loop may lie in between, and dK must have been
+  /// read, or the compiler serialises the products.
+  __device__ __forceinline__ void issue_first(StepRegisters<Config>& step, const Position<Config>& now) const {
     const std::uint32_t slot = now.early.slot;
     ptx::barrier_wait(&storage.early_ready[slot], now.early.parity);
     ptx::fence_registers(step.x);
     ptx::fence_registers(step.y);
     issue_scores_of(step.x, slot, group());
     issue_dp_of(step.y, slot, group());
+  }
+  /// P and dS of an item's first step.
+  __device__ __forceinline__ void begin(StepRegisters<Config>& step, const Position<Config>& now, const Work& work) const {
+    const std::uint32_t slot = now.early.slot;
     const StepFields bias = load_step<Record>(records_of(slot), Record::kBias, place());
     const KeyPairs keys = load_keys(ptx::shared_address(storage.key_factors), place());
     ptx::wait_products<1>();
@@ -225,7 +226,9 @@ struct Consumer {
     const StepFields offset = load_step<Record>(records_of(slot), Record::kOffset, place());
     ptx::wait_products<0>();
     ptx::fence_registers(step.y);
-    finish_gradients(step, offset, keys.value, load_gains<Record>(records_of(slot), place()), exchange_of(slot), slot);
+    if constexpr (Config::kRing == 2 && Config::kQueryGradients)
+      ptx::barrier_wait(&storage.exchange_ready[now.before.slot], now.before.parity);
+    finish_gradients(step, offset, keys.value, load_gains<Record>(records_of(slot)), exchange_of(slot), slot);
     __syncwarp();
     arrive(&storage.early_free[slot]);
   }
@@ -235,10 +238,11 @@ struct Consumer {
     return !Config::kRecordCodes && (storage.info[slot].flags & (kMasked | kNextMasked)) == 0;
   }
 
-  /// The rest of a step and, if there is one, the beginning of the next. kPlain: neither has masks. Returns whether that holds for the next two.
+  /// The rest of a step and, if the item has one, the beginning of the next. kPlain: neither has masks. Returns whether that holds for the next
+  /// two. `begun` = number of the item's first step, which adds dQ of the item before.
   template <bool kMore, bool kPlain>
   __device__ __forceinline__ bool step(KeyGradients<Config>& sums, StepRegisters<Config>& step, const Position<Config>& now,
-                                       bool first, const Work& work) const {
+                                       std::uint32_t begun, const Work& work) const {
     auto &x = step.x, &y = step.y;
     const std::uint32_t late = now.late_slot(), own = group();
     ptx::barrier_wait(&storage.late_ready[late], now.late_parity());
@@ -273,21 +277,22 @@ struct Consumer {
     if constexpr (Config::kHalves == 2) {
       ptx::wait_products<2>();
       ptx::fence_registers(x);
-      promote<1>(sums.value, x, scale);
     }
+    ptx::hold_operand(step.codes);
+    const SumRows rows = load_sum_rows(now.count - 1);
+    if constexpr (Config::kHalves == 2) promote<1>(sums.value, x, scale);
     if constexpr (kMore) {
       ptx::barrier_wait(&storage.early_ready[after.early.slot], after.early.parity);
       ptx::fence_registers(x);
       issue_scores_of(x, after.early.slot, own);
     }
-    const SumRows rows = load_sum_rows(now.count - 1);
     ptx::wait_products<kMore ? 1 : 0>();
     ptx::fence_registers(step.dq());
     ptx::fence_registers(sums.key);
-    ptx::hold_operand(step.codes);
     ptx::hold_operand(step.ds);
     __syncwarp();
     arrive(&storage.exchange_ready[now.early.slot]);
+    const bool first = now.count == 0;
     // dQ is there and S is next in line: the other warpgroup may begin its products.
     ptx::named_barrier_arrive(2 - own, 128 * Config::kConsumers);
     Partials<Config> partials;
@@ -306,12 +311,13 @@ struct Consumer {
       bias = load_step<Record>(records_of(after.early.slot), Record::kBias, place());
     }
     if (partials.kHalf && !first) add_dq(partials, rows);
+    if (now.count == begun && !first) arrive(&storage.key16_free);
     if constexpr (kMore) {
       ptx::wait_products<1>();
       ptx::fence_registers(x);
       finish_probabilities<kPlain>(step, bias, keys.slope, blocks, after.early.slot, work);
       const StepFields offset = load_step<Record>(records_of(after.early.slot), Record::kOffset, place());
-      const Gains gains = load_gains<Record>(records_of(after.early.slot), place());
+      const Gains gains = load_gains<Record>(records_of(after.early.slot));
       const std::uint32_t to = exchange_of(after.early.slot);
       next_plain = plain(after.early.slot);
       ptx::wait_products<0>();
@@ -326,43 +332,42 @@ struct Consumer {
     return __any_sync(kFullWarp, next_plain);
   }
 
-  /// dQ of the item's last step.
-  __device__ __forceinline__ void end(StepRegisters<Config>& step, const Position<Config>& last, int item) const {
-    ptx::barrier_wait(&storage.exchange_ready[last.early.slot], last.early.parity);
-    ptx::barrier_wait(&storage.key16_ready, item & 1);
+  /// The BF16 copy of K is needed from an item's second step on: dQ is a step late.
+  __device__ __forceinline__ void wait_for_key16(int item) const { ptx::barrier_wait(&storage.key16_ready, item & 1); }
+  /// dQ of the block's last step.
+  __device__ __forceinline__ void end(StepRegisters<Config>& step, const Position<Config>& after) const {
+    ptx::barrier_wait(&storage.exchange_ready[after.before.slot], after.before.parity);
     ptx::fence_registers(step.dq());
-    issue_dq_of(step.dq(), last.early.slot, group());
+    issue_dq_of(step.dq(), after.before.slot, group());
     ptx::wait_products<0>();
     ptx::fence_registers(step.dq());
-    __syncwarp();
-    arrive(&storage.key16_free);
-    const SumRows rows = load_sum_rows(last.count);
+    const SumRows rows = load_sum_rows(after.count - 1);
     Partials<Config> partials;
     partials.take(step.dq(), rows.unit);
     add_dq(partials, rows);
   }
-
-  /// dK and dV leave.
-  __device__ __forceinline__ void write(KeyGradients<Config>& sums, const Work& work, GradientFormat format, bool rotated) const {
-    write_key_gradients(*this, sums, work, format, rotated);
-  }
 };
 
 /// All items of the block. Both warpgroups run the same instructions: twice the code did not fit the instruction cache.
-template <class Config>
+/// Nothing is waited for between items but the copies of K and V, which come while dK leaves; S and dP of the next item's first step are made while
+/// dV leaves, and dQ of the last step is left to that one.
+template <template <class> class Maker, class Config>
 __device__ __forceinline__ void consume(const BackwardParams& params, Storage<Config>& storage, GradientFormat format, bool rotated,
                                         int group) {
   // The number by a shuffle, which the compiler does not repeat as it would reading the special register.
-  const Consumer<Config> consumer{params, storage, __shfl_sync(kFullWarp, threadIdx.x, static_cast<int>(threadIdx.x) % 32)};
-  KeyGradients<Config> sums;
+  const Maker<Config> consumer{params, storage, __shfl_sync(kFullWarp, threadIdx.x, static_cast<int>(threadIdx.x) % 32)};
+  KeyGradients<Config> sums{};
   StepRegisters<Config> step;
   Position<Config> now{{}, {Config::kRing - 1, 1}, 0};
   if (group == 1) ptx::named_barrier_arrive(1, 128 * Config::kConsumers);  // the first turn is the other's
-  for (int item = 0;; ++item) {
-    ptx::barrier_wait(&storage.keys_ready, item & 1);
+  ptx::barrier_wait(&storage.keys_ready, 0);
+  int steps = __shfl_sync(kFullWarp, storage.work[0].steps, 0);
+  if (steps < 0) return;
+  Work before{};  // whose dV has not left: none yet
+  for (std::uint32_t item = 0;; ++item) {
     const Work& work = storage.work[item % Config::kWorkSlots];
-    const int steps = __shfl_sync(kFullWarp, work.steps, 0);
-    if (steps < 0) return;
+    consumer.issue_first(step, now);
+    write_value_gradient(consumer, sums, before, format);
 #pragma unroll
     for (int i = 0; i < Config::kHeadDim / 2; ++i) sums.key[i] = sums.value[i] = 0.0f;
     consumer.begin(step, now, work);
@@ -370,22 +375,27 @@ __device__ __forceinline__ void consume(const BackwardParams& params, Storage<Co
     bool plain = false;
 #pragma unroll 1
     for (; now.count != last; now = now.next()) {
-      if (now.count == begun + 1) ptx::barrier_wait(&storage.key16_ready, item & 1);
+      if (now.count == begun + 1) consumer.wait_for_key16(item);
       // Steps without anything special have a loop body of their own, free of rare code.
-      const bool first = now.count == begun;
       if (plain)
-        plain = consumer.template step<true, true>(sums, step, now, first, work);
+        plain = consumer.template step<true, true>(sums, step, now, begun, work);
       else
-        plain = consumer.template step<true, false>(sums, step, now, first, work);
+        plain = consumer.template step<true, false>(sums, step, now, begun, work);
     }
     __syncwarp();
     consumer.arrive(&storage.keys_free);
-    if (steps == 2) ptx::barrier_wait(&storage.key16_ready, item & 1);
-    consumer.template step<false, false>(sums, step, now, steps == 1, work);
-    consumer.end(step, now, item);
+    if (steps == 2) consumer.wait_for_key16(item);
+    consumer.template step<false, false>(sums, step, now, begun, work);
+    if (steps == 1) consumer.wait_for_key16(item);
     now = now.next();
-    consumer.write(sums, work, format, rotated);
+    write_key_gradient(consumer, sums, work, format, rotated);
+    ptx::barrier_wait(&storage.keys_ready, (item & 1) ^ 1);
+    steps = __shfl_sync(kFullWarp, storage.work[(item + 1) % Config::kWorkSlots].steps, 0);
+    before = work;
+    if (steps < 0) break;
   }
+  write_value_gradient(consumer, sums, before, format);
+  consumer.end(step, now);
 }
 
 }  // namespace flamia::sm90::ds16

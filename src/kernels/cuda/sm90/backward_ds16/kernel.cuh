@@ -38,9 +38,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                            },
                            [&](int, int group) {
                              if constexpr (Config::kQueryGradients)
-                               consume<Config>(params, storage, format, rotated, group);
+                               consume<Consumer>(params, storage, format, rotated, group);
                              else
-                               consume_keys<Config>(params, storage, format, rotated, group);
+                               consume<KeyConsumer>(params, storage, format, rotated, group);
                            });
 }
 

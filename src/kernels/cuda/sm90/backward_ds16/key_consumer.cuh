@@ -16,10 +16,10 @@ struct KeyConsumer : Consumer<Config> {
   using Consumer<Config>::storage;
   using Consumer<Config>::records_of;
 
-  /// The rest of a step and, if there is one, the beginning of the next, as Consumer::step().
+  /// The rest of a step and, if the item has one, the beginning of the next, as Consumer::step().
   template <bool kMore, bool kPlain>
-  __device__ __forceinline__ bool step_of_keys(KeyGradients<Config>& sums, StepRegisters<Config>& step, const Position<Config>& now,
-                                               const Work& work) const {
+  __device__ __forceinline__ bool step(KeyGradients<Config>& sums, StepRegisters<Config>& step, const Position<Config>& now,
+                                       std::uint32_t, const Work& work) const {
     auto &x = step.x, &y = step.y;
     const std::uint32_t late = now.late_slot(), own = this->group();
     ptx::barrier_wait(&storage.late_ready[late], now.late_parity());
@@ -77,7 +77,7 @@ struct KeyConsumer : Consumer<Config> {
     if constexpr (kMore) {
       this->template finish_probabilities<kPlain>(step, bias, keys.slope, blocks, slot, work);
       const StepFields offset = load_step<Record>(records_of(slot), Record::kOffset, this->place());
-      const Gains gains = load_gains<Record>(records_of(slot), this->place());
+      const Gains gains = load_gains<Record>(records_of(slot));
       next_plain = this->plain(slot);
       ptx::need(step.codes[0] | step.codes[1] | step.codes[2] | step.codes[3] | step.codes[4] | step.codes[5] | step.codes[6] |
                 step.codes[7]);  // or else the compiler moves the exponentials behind the wait
@@ -91,40 +91,10 @@ struct KeyConsumer : Consumer<Config> {
     this->arrive(&storage.late_free[late]);
     return __any_sync(kFullWarp, next_plain);
   }
-};
 
-/// All items of the block.
-template <class Config>
-__device__ __forceinline__ void consume_keys(const BackwardParams& params, Storage<Config>& storage, GradientFormat format,
-                                             bool rotated, int group) {
-  const KeyConsumer<Config> consumer{{params, storage, ptx::kept(threadIdx.x)}};
-  KeyGradients<Config> sums;
-  StepRegisters<Config> step;
-  Position<Config> now{{}, {Config::kRing - 1, 1}, 0};
-  if (group == 1) ptx::named_barrier_arrive(1, 128 * Config::kConsumers);  // the first turn is the other's
-  for (int item = 0;; ++item) {
-    ptx::barrier_wait(&storage.keys_ready, item & 1);
-    const Work& work = storage.work[item % Config::kWorkSlots];
-    const int steps = __shfl_sync(kFullWarp, work.steps, 0);
-    if (steps < 0) return;
-#pragma unroll
-    for (int i = 0; i < Config::kHeadDim / 2; ++i) sums.key[i] = sums.value[i] = 0.0f;
-    consumer.begin(step, now, work);
-    const std::uint32_t last = now.count + steps - 1;
-    bool plain = false;
-#pragma unroll 1
-    for (; now.count != last; now = now.next()) {
-      if (plain)
-        plain = consumer.template step_of_keys<true, true>(sums, step, now, work);
-      else
-        plain = consumer.template step_of_keys<true, false>(sums, step, now, work);
-    }
-    __syncwarp();
-    consumer.arrive(&storage.keys_free);
-    consumer.template step_of_keys<false, false>(sums, step, now, work);
-    now = now.next();
-    consumer.write(sums, work, format, rotated);
-  }
-}
+  // Only dQ needs these.
+  __device__ __forceinline__ void wait_for_key16(int) const {}
+  __device__ __forceinline__ void end(StepRegisters<Config>&, const Position<Config>&) const {}
+};
 
 }  // namespace flamia::sm90::ds16

@@ -24,24 +24,23 @@ __device__ void write_row(const BackwardParams& params, const ScanTile& tile, in
   const int score_exponent = kScoreBytes<kScaleGroup> == 1 ? query : 0;
   const float rho = tile.valid ? numerics::mul(numerics::mul(params.softmax_scale, kLog2E), numerics::pow2(score_exponent)) : 0.0f;
   const float fold = tile.valid ? power_of_two(clamp(gradient - of_tile, -126, 0)) : 0.0f;
-  const float gain = tile.valid ? power_of_two(clamp(gradient - kCodeShift, -126, kGreatestGain)) : 0.0f;
+  const int gain = (Record::kPerToken ? of_tile : gradient) - kCodeShift;
   if (!tile.written) return;
   const RowArrays arrays = row_arrays<kScaleGroup>(params.row_records, params.slots, params.query_heads);
   std::uint8_t* const record = arrays.records + at / kGroup * Record::kBytes;
   const int place = pi_column(static_cast<int>(tile.slot % kGroup)) * 4;
   const auto put = [&](int byte, float value) { *reinterpret_cast<float*>(record + byte) = value; };
-  const float offset = numerics::scale_pow2(d_prime, Record::kPerToken ? -gradient : -kCodeShift);
+  const float offset = numerics::scale_pow2(d_prime, Record::kPerToken ? gain - gradient : -kCodeShift);
   put(Record::kBias + place, flagged ? numerics::quiet_nan() : numerics::add(static_cast<float>(kCodeShift), -reference));
   put(Record::kOffset + place, counts ? fminf(fmaxf(offset, -kGreatestOffset), kGreatestOffset) : 0.0f);
   if constexpr (Record::kPerToken) {
     put(Record::kRho + place, rho);
     put(Record::kFold + place, fold);
-    put(Record::kGain + place, gain);
   }
   if (tile.slot % kGroup == 0) {
     put(Record::kBlockRho, rho);
     put(Record::kBlockFold, fold);
-    put(Record::kBlockGain, gain);
+    put(Record::kGain, tile.valid ? power_of_two(clamp(gain, -126, kGreatestGain)) : 0.0f);
     put(Record::kReference, __int_as_float(of_tile));
   }
   arrays.references[at] = from_here;

@@ -20,6 +20,9 @@ using backward::StepRange;
 using backward::Window;
 using split::Ring;
 
+// Naps in nanoseconds between two looks at a barrier: a step lasts well over a microsecond, and looking takes turns of the shared memory away.
+inline constexpr std::uint32_t kSchedulerNap = 200, kCopyNap = 64;
+
 /// StepFlags of a step. Where the edge of the mask cuts its 128-query tile, each key has a reference of its own: the step counts as masked.
 FLAMIA_LAYOUT_FN int flags_of_step(Window window, int first_query, int first_key, int length) {
   const int tile_query = first_query / kKeyTile * kKeyTile;
@@ -46,7 +49,7 @@ struct Producer {
   __device__ __forceinline__ void schedule() const {
     split::Tickets tickets(params, params.key_heads, params.heads_per_group);
     for (int item = 0;; ++item) {
-      if (item > 0) ptx::barrier_wait(&storage.item_wanted, (item & 1) ^ 1);
+      if (item > 0) ptx::barrier_wait_patiently(&storage.item_wanted, (item & 1) ^ 1, kSchedulerNap);
       const split::Assignment next = tickets.take();
       Work& work = storage.work[item % Config::kWorkSlots];
       const StepRange steps = step_range(window(), next.first, next.document.length);
@@ -67,9 +70,9 @@ struct Producer {
   __device__ __forceinline__ void copy_early() const {
     Ring<Config::kRing> now;
     for (int item = 0;; ++item) {
-      ptx::barrier_wait(&storage.item_ready, item & 1);
+      ptx::barrier_wait_patiently(&storage.item_ready, item & 1, kCopyNap);
       const Work& work = storage.work[item % Config::kWorkSlots];
-      ptx::barrier_wait(&storage.keys_free, (item & 1) ^ 1);
+      ptx::barrier_wait_patiently(&storage.keys_free, (item & 1) ^ 1, kCopyNap);
       if (work.steps < 0) break;
       copy_keys(work);
       int head = work.key_head * (params.query_heads / params.key_heads), query = work.first_step * kQueryStep, left = work.steps;
@@ -89,7 +92,7 @@ struct Producer {
         if (next_head) ++head;
       }
     }
-    ptx::barrier_wait(&storage.early_free[now.slot], now.parity ^ 1);
+    ptx::barrier_wait_patiently(&storage.early_free[now.slot], now.parity ^ 1, kCopyNap);
     storage.info[now.slot].flags = backward::kEnd;
     ptx::barrier_arrive(&storage.early_ready[now.slot]);
     ptx::barrier_arrive(&storage.keys_ready);  // consumers end too
@@ -99,13 +102,20 @@ struct Producer {
     Ring<Config::kRing> now;
     Ring<Config::kLateStages> late;
     int item = -1;
+    bool first = false;  // the step before was its item's first
     for (std::uint32_t count = 0;; ++count, now = now.next(), late = late.next()) {
-      ptx::barrier_wait(&storage.early_ready[now.slot], now.parity);
+      ptx::barrier_wait_patiently(&storage.early_ready[now.slot], now.parity, kCopyNap);
       const StepInfo step = storage.info[now.slot];
-      if ((step.flags & backward::kEnd) != 0) break;
-      ptx::barrier_arrive(&storage.early_free[now.slot]);
-      copy_gradients(late, storage.sums[count % Config::kSumSlots], step);
-      if (Config::kQueryGradients && (step.flags & kFirstOfItem) != 0) copy_key16(++item);
+      const bool end = (step.flags & backward::kEnd) != 0;
+      if (!end) {
+        ptx::barrier_arrive(&storage.early_free[now.slot]);
+        copy_gradients(late, storage.sums[count % Config::kSumSlots], step);
+      }
+      // A step late: that of the item before is in use until this item's first step, and this one's copies must not wait for it.
+      if (Config::kQueryGradients && first) copy_key16(item);
+      if (end) break;
+      first = (step.flags & kFirstOfItem) != 0;
+      if (first) ++item;
     }
   }
 
@@ -119,9 +129,8 @@ struct Producer {
                    ready);
     ptx::bulk_copy(storage.value, params.value_rows + row * Config::kHeadDim, Config::kKeyBytes, ready);
   }
-  /// The BF16 copy of K is in use until the item before has ended.
   __device__ __forceinline__ void copy_key16(int item) const {
-    ptx::barrier_wait(&storage.key16_free, (item & 1) ^ 1);
+    ptx::barrier_wait_patiently(&storage.key16_free, (item & 1) ^ 1, kCopyNap);
     ptx::barrier_arrive_expect(&storage.key16_ready, 2 * Config::kKeyBytes);
     ptx::bulk_copy(storage.key16, params.key_rows16 + key_row(storage.work[item % Config::kWorkSlots]) * Config::kHeadDim,
                    2 * Config::kKeyBytes, &storage.key16_ready);
@@ -130,7 +139,7 @@ struct Producer {
     EarlyStage<Config>& stage = storage.early[now.slot];
     std::uint64_t* const ready = &storage.early_ready[now.slot];
     const std::int64_t at = static_cast<std::int64_t>(step.row) * Config::kHeadDim;
-    ptx::barrier_wait(&storage.early_free[now.slot], now.parity ^ 1);
+    ptx::barrier_wait_patiently(&storage.early_free[now.slot], now.parity ^ 1, kCopyNap);
     storage.info[now.slot] = step;
     ptx::barrier_arrive_expect(ready, Config::kScoreStepBytes + Config::kStepBytes + Record::kStepBytes);
     ptx::bulk_copy(stage.query, params.query_rows + at * kScoreBytes<Config::kScaleGroup>, Config::kScoreStepBytes, ready);
@@ -143,7 +152,7 @@ struct Producer {
     LateStage<Config>& stage = storage.late[late.slot];
     std::uint64_t* const ready = &storage.late_ready[late.slot];
     const std::int64_t at = static_cast<std::int64_t>(step.row) * Config::kHeadDim;
-    ptx::barrier_wait(&storage.late_free[late.slot], late.parity ^ 1);
+    ptx::barrier_wait_patiently(&storage.late_free[late.slot], late.parity ^ 1, kCopyNap);
     sums.group = step.row / kGroup;
     sums.rows = step.rows;
     sums.masked = step.flags & backward::kMasked;

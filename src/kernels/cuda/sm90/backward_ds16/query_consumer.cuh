@@ -33,7 +33,12 @@ __device__ __forceinline__ QueryFactors load_query_factors(std::uint32_t record,
     factors.bias[half] = ptx::load_shared_float(place + Record::kBias);
     factors.offset[half] = ptx::load_shared_float(place + Record::kOffset);
     factors.rho[half] = ptx::load_shared_float(Record::kPerToken ? place + Record::kRho : record + Record::kBlockRho);
-    factors.gain[half] = ptx::load_shared_float(Record::kPerToken ? place + Record::kGain : record + Record::kBlockGain);
+    factors.gain[half] = ptx::load_shared_float(record + Record::kGain);
+    if constexpr (Record::kPerToken) {  // of the row, not of the tile
+      factors.gain[half] *= ptx::load_shared_float(place + Record::kFold);
+      const int reference = ptx::load_shared_int(record + Record::kReference);
+      factors.offset[half] *= power_of_two(clamp(kCodeShift - reference, -126, 127));
+    }
   }
   return factors;
 }

@@ -3,8 +3,9 @@
 // kernel. Every factor is ready as a power of two; all are finite, but for NaN in `bias` (a flagged query or gradient) and in `slope` (a
 // flagged key or value), which turns P and with it the codes and dS of the token's visible pairs into NaN.
 //
-// dS = P 2^8 * fma(acc, value * gain, -offset) per block and (P 2^8 * gain) * fma(acc, value, -offset) per token, in true units: BF16 has FP32's
-// range, so no row, tile or tensor needs a unit of its own.
+// dS = P 2^8 * fma(acc, value * gain, -offset) per block and (P 2^8 * fold) * fma(acc, value * gain, -offset) per token, in true units: BF16 has
+// FP32's range, so no row, tile or tensor needs a unit of its own. That R is in all three factors per token costs no bit: it cancels in powers of
+// two (as long as R exceeds eG by less than about 80).
 #pragma once
 #include <cstdint>
 
@@ -22,7 +23,7 @@ using backward::kQueryStep;
 
 /// No factor or product of factors with a sum of codes (below 2^25) may be infinite, or a masked pair's 0 would become NaN: exponents are held
 /// below these, which only values above 10^33 exceed.
-inline constexpr int kGreatestValue = 100, kGreatestGain = 110;
+inline constexpr int kGreatestValue = 100, kGreatestGain = 112;
 inline constexpr float kGreatestFactor = 0x1p100f;
 /// The power of two that FP16 partial sums of dQ carry is held within these, so that it is a normal number and so is its inverse.
 inline constexpr int kGreatestUnit = 126;
@@ -39,17 +40,16 @@ struct RowRecord {
   static constexpr int kFieldBytes = kGroup * 4;
   enum Field : int {
     kBias = 0,                // 8 - m
-    kOffset = kFieldBytes,    // D' 2^-8; per token D' 2^-eG
-    kRho = 2 * kFieldBytes,   // FP32(c log2 e) 2^eQ           per token only, like the next two
-    kFold = 3 * kFieldBytes,  // 2^(eG - R of the 128-query tile)
-    kGain = 4 * kFieldBytes,  // 2^(eG - 8)
-    kWords = (kPerToken ? 5 : 2) * kFieldBytes,
+    kOffset = kFieldBytes,    // D' 2^-8; per token D' 2^(R - eG - 8)
+    kRho = 2 * kFieldBytes,   // FP32(c log2 e) 2^eQ           per token only, like the next one
+    kFold = 3 * kFieldBytes,  // 2^(eG - R), where R is that of the 128-query tile
+    kWords = (kPerToken ? 4 : 2) * kFieldBytes,
   };
   enum Word : int {  // one number for the group: a token-block's, or the tile's
     kBlockRho = kWords,
     kBlockFold = kWords + 4,
-    kBlockGain = kWords + 8,
-    kReference = kWords + 12,  // int: R of the 128-query tile
+    kGain = kWords + 8,        // 2^(eG - 8); per token 2^(R - 8)
+    kReference = kWords + 12,  // int: R
   };
   static constexpr int kBytes = kWords + 16;
   static constexpr int kStepBytes = kQueryStep / kGroup * kBytes;

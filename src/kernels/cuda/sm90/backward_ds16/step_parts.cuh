@@ -148,16 +148,14 @@ __device__ __forceinline__ BlockFactors load_blocks(std::uint32_t records) {
   }
   return blocks;
 }
-/// The same for dS: of both blocks, or of the first 16 queries.
+/// The unit of dP: that of both blocks, or of the 128-query tile.
 struct Gains {
-  float4 first;
-  float second;
+  float of[2];
 };
 template <class Record>
-__device__ __forceinline__ Gains load_gains(std::uint32_t records, const Place& place) {
-  if constexpr (Record::kPerToken) return {query_field<Record>(records, Record::kGain, 0, place), 0.0f};
-  return {four_of(ptx::load_shared_float(records + Record::kBlockGain)),
-          ptx::load_shared_float(records + 2 * Record::kBytes + Record::kBlockGain)};
+__device__ __forceinline__ Gains load_gains(std::uint32_t records) {
+  const float first = ptx::load_shared_float(records + Record::kGain);
+  return {first, Record::kPerToken ? first : ptx::load_shared_float(records + 2 * Record::kBytes + Record::kGain)};
 }
 
 struct StepFields {
@@ -173,7 +171,8 @@ __device__ __forceinline__ StepFields load_step(std::uint32_t records, int field
 }
 
 /// X = P 2^8 in place and its codes with dO's fold, of queries 16 u ... Masked: invisible pairs become 0 by selection, after the exponential.
-template <class Record, bool kMasked_>
+/// With kFolded X takes the fold too.
+template <bool kMasked_, bool kFolded>
 __device__ __forceinline__ void make_probabilities(float (&x)[kScores], std::uint32_t (&codes)[kCodeWords], int u,
                                                    const KeyPair& slope, const float4& rho, const float4& fold, const float4& bias,
                                                    Visible visible, const float (&raise)[2]) {
@@ -184,30 +183,27 @@ __device__ __forceinline__ void make_probabilities(float (&x)[kScores], std::uin
     x[i + 1] = ptx::exp2_approximate(__fmaf_rn(x[i + 1], slope[half] * rho.y, bias.y));
     x[i + 4] = ptx::exp2_approximate(__fmaf_rn(x[i + 4], slope[half] * rho.z, bias.z));
     x[i + 5] = ptx::exp2_approximate(__fmaf_rn(x[i + 5], slope[half] * rho.w, bias.w));
-    float4 f = fold;
-    if constexpr (kMasked_) {
-#pragma unroll
-      for (const int at : {i, i + 1, i + 4, i + 5}) x[at] = sees(visible, at) ? x[at] : 0.0f;
-      f = {f.x * raise[half], f.y * raise[half], f.z * raise[half], f.w * raise[half]};
-    }
-    codes[2 * u + half] = ptx::pack_e4m3x4(x[i] * f.x, x[i + 1] * f.y, x[i + 4] * f.z, x[i + 5] * f.w);
+    const auto folded = [&](int at, float f) {
+      if constexpr (kMasked_) x[at] = sees(visible, at) ? x[at] : 0.0f;
+      if constexpr (!kFolded) return x[at] * (kMasked_ ? f * raise[half] : f);
+      x[at] *= f;
+      return kMasked_ ? x[at] * raise[half] : x[at];
+    };
+    codes[2 * u + half] = ptx::pack_e4m3x4(folded(i, fold.x), folded(i + 1, fold.y), folded(i + 4, fold.z), folded(i + 5, fold.w));
   }
 }
 
-/// dS of queries 16 u ... from P in X and dP in Y. P of masked pairs is 0 and all factors are finite: so is their dS.
-template <bool kPerToken>
+/// dS of queries 16 u ... from P times `fold` and dP in Y. P of masked pairs is 0 and all factors are finite: so is their dS.
 __device__ __forceinline__ void make_gradient(const float (&x)[kScores], const float (&y)[kScores],
-                                              std::uint32_t (&ds)[kGradientWords], int u, const KeyPair& value, const float4& gain,
-                                              const float4& offset) {
+                                              std::uint32_t (&ds)[kGradientWords], int u, const KeyPair& value, float gain,
+                                              const float4& fold, const float4& offset) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int i = first_of_word(u, half);
-    const auto one = [&](int at, float g, float d) {
-      if constexpr (kPerToken) return x[at] * g * __fmaf_rn(y[at], value[half], -d);
-      return x[at] * __fmaf_rn(y[at], fminf(value[half] * g, kGreatestFactor), -d);
-    };
-    ds[4 * u + half] = ptx::pack_bf16x2(one(i, gain.x, offset.x), one(i + 1, gain.y, offset.y));
-    ds[4 * u + 2 + half] = ptx::pack_bf16x2(one(i + 4, gain.z, offset.z), one(i + 5, gain.w, offset.w));
+    const float factor = fminf(value[half] * gain, kGreatestFactor);
+    const auto one = [&](int at, float f, float d) { return x[at] * f * __fmaf_rn(y[at], factor, -d); };
+    ds[4 * u + half] = ptx::pack_bf16x2(one(i, fold.x, offset.x), one(i + 1, fold.y, offset.y));
+    ds[4 * u + 2 + half] = ptx::pack_bf16x2(one(i + 4, fold.z, offset.z), one(i + 5, fold.w, offset.w));
   }
 }
 
