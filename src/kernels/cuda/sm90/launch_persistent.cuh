@@ -7,6 +7,12 @@ namespace flamia::sm90 {
 
 inline constexpr int kSharedAlign = 128;  // dynamic shared memory is only promised 16 bytes of alignment
 
+inline cudaError_t count_multiprocessors(int* multiprocessors) {
+  int device = 0;
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+  return cudaDeviceGetAttribute(multiprocessors, cudaDevAttrMultiProcessorCount, device);
+}
+
 /// `kKernel` takes `parameters`; its blocks have `threads` threads.
 template <auto kKernel, int kSharedBytes, class... Parameters>
 cudaError_t launch_persistent(int multiprocessors, int threads, cudaStream_t stream, const Parameters&... parameters) {

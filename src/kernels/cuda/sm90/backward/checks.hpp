@@ -31,10 +31,4 @@ inline bool has_records(const BackwardParams& p, const BackwardConfig& config) {
 }
 inline bool has_results(const BackwardParams& p) { return p.d_query != nullptr && p.d_key != nullptr && p.d_value != nullptr; }
 
-inline cudaError_t count_multiprocessors(int* multiprocessors) {
-  int device = 0;
-  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  return cudaDeviceGetAttribute(multiprocessors, cudaDevAttrMultiProcessorCount, device);
-}
-
 }  // namespace flamia::sm90::backward

@@ -2,6 +2,7 @@
 // The public entry: what is checked, and which compiled instance serves a configuration.
 #include "../backward_ds16/instances.hpp"
 #include "../backward_ds16/records.hpp"
+#include "../launch_persistent.cuh"
 #include "../split/split.hpp"
 #include "checks.hpp"
 #include "instances.hpp"

@@ -10,12 +10,8 @@ namespace flamia::sm90::forward {
 
 template <class Config>
 cudaError_t launch(const ForwardParams& params, cudaStream_t stream) {
-  int device = 0, multiprocessors = 0;
-  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  if (const cudaError_t error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-      error != cudaSuccess) {
-    return error;
-  }
+  int multiprocessors = 0;
+  if (const cudaError_t error = count_multiprocessors(&multiprocessors); error != cudaSuccess) return error;
   return launch_persistent<forward_kernel<Config>, static_cast<int>(sizeof(Storage<Config>)) + kSharedAlign>(
       multiprocessors, Config::kThreads, stream, params);
 }

@@ -3,6 +3,7 @@
 #include "../backward/checks.hpp"
 #include "../backward/instances.hpp"
 #include "../backward_ds16/instances.hpp"
+#include "../launch_persistent.cuh"
 #include "instances.hpp"
 
 namespace flamia::sm90 {
@@ -19,7 +20,7 @@ template <class Launch>
 cudaError_t checked(const BackwardParams& params, const BackwardConfig& config, Launch launch) {
   if (!valid(params, config)) return cudaErrorInvalidValue;
   int multiprocessors = 0;
-  if (const cudaError_t error = backward::count_multiprocessors(&multiprocessors); error != cudaSuccess) return error;
+  if (const cudaError_t error = count_multiprocessors(&multiprocessors); error != cudaSuccess) return error;
   return launch(multiprocessors);
 }
 
