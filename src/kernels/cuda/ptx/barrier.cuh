@@ -67,6 +67,15 @@ __device__ __forceinline__ void barrier_wait_patiently(Barrier* barrier, std::ui
   }
 }
 
+/// The same for a wait that is long as a rule: the warp sleeps up to `nanoseconds` at a time, and the barrier's phase wakes it.
+__device__ __forceinline__ void barrier_wait_asleep(Barrier* barrier, std::uint32_t parity, std::uint32_t nanoseconds) {
+  for (std::uint32_t tries = 0; !cuda::ptx::mbarrier_try_wait_parity(barrier, parity, nanoseconds); ++tries) {
+#if defined(FLAMIA_WATCHDOG)
+    if (tries > 4000000) __trap();
+#endif
+  }
+}
+
 /// Named barrier among `threads` threads (a multiple of 32).
 __device__ __forceinline__ void named_barrier_sync(std::uint32_t name, std::uint32_t threads) {
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");

@@ -61,6 +61,9 @@ __device__ __forceinline__ int load_shared_int(std::uint32_t shared) {
   return i;
 }
 
+__device__ __forceinline__ void store_shared_float2(std::uint32_t shared, float2 f) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(f.x), "f"(f.y) : "memory");
+}
 __device__ __forceinline__ void store_shared(std::uint32_t shared, std::uint32_t word) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared), "r"(word) : "memory");
 }

@@ -39,12 +39,8 @@ struct Consumer {
 template <class Config>
 __device__ __forceinline__ void skip_tile(Storage<Config>& storage, Consumer<Config>& self) {
   if (self.warp == 0) {
-    ptx::barrier_wait(&storage.key_ready[self.stage.slot], self.stage.parity);
-    ptx::barrier_wait(&storage.value_ready[self.stage.slot], self.stage.parity);
-    if (self.elected()) {
-      ptx::barrier_arrive_many(&storage.key_free[self.stage.slot], kWarpsPerConsumer);
-      ptx::barrier_arrive_many(&storage.value_free[self.stage.slot], kWarpsPerConsumer);
-    }
+    ptx::barrier_wait(&storage.tile_ready[self.stage.slot], self.stage.parity);
+    if (self.elected()) ptx::barrier_arrive_many(&storage.tile_free[self.stage.slot], kWarpsPerConsumer);
     __syncwarp();
   }
   self.stage.advance();
@@ -71,11 +67,15 @@ __device__ __forceinline__ void begin_rows(RowState<Config>& state, Storage<Conf
   for (int i = 0; i < Config::kOutputs; ++i) state.output[i] = 0.0f;
 }
 
-/// A is kept in units of 2^unit, the value exponent of the first key of the first tile visited (an earlier token of every row): then the
-/// usual tile needs no scale at all. Kept near 0 so that no amplitude between 2^-70 and 2^60 can leave FP32's range.
+/// A is kept in units of 2^unit, the greatest value exponent of the first tile visited: then the usual tile needs no scale at all. A power of
+/// two changes no bit of A, so that a later token's exponent may be meant; but where it is far above that of the tile's first key, which
+/// every row sees, the latter counts: no amplitude between 2^-70 and 2^60 may leave FP32's range.
 template <class Config>
-__device__ __forceinline__ int value_unit(const TileExponents<Config::kScaleEntries>& tile, const int4& header) {
-  return clamp(header.y != 0 ? tile.value[0] : header.w, -40, 40);
+__device__ __forceinline__ int value_unit(const TileExponents<Config::kScaleEntries>& tile) {
+  const int4 header = ptx::load_shared_int4(ptx::shared_address(&tile));
+  const int of_first_key = ptx::load_shared_int(ptx::shared_address(tile.value));  // written where values are mixed
+  const int first = header.y != 0 ? of_first_key : header.w;
+  return clamp(header.w - first <= 8 ? header.w : first, -40, 40);
 }
 
 /// Greatest value exponent that a row may know of a mixed tile.
@@ -90,8 +90,9 @@ __device__ __forceinline__ int row_reach(const TileExponents<Config::kScaleEntri
 template <class Config>
 struct TileKind {
   ScoreFactors<Config> factors;
-  bool scaled_values;  // several value exponents, or one but not the unit
-  bool careful;        // some row of the warp is (phase32: always)
+  bool usual;                        // one value exponent, the unit
+  int mixed_values, value_exponent;  // of the tile's exponents; uniform
+  bool careful;                      // some row of the warp is (phase32: always)
 };
 
 /// S of one tile with the row's mask. Everything that does not need the scores happens while they are being multiplied: the loads are such
@@ -102,17 +103,19 @@ __device__ __forceinline__ TileKind<Config> masked_scores(float (&scores)[Config
   const std::uint32_t slot = self.stage.slot;
   const TileExponents<Config::kScaleEntries>& exponents = storage.exponents[slot];
   issue_scores<Config>(scores, item.query, ptx::descriptor_low(storage.key[slot], QueryOperand<Config>::kLayout));
-  ptx::barrier_wait(&storage.value_ready[slot], self.stage.parity);  // here, for no load below moves up between the products
+  if (first_key < 0) ptx::mark();  // no load below moves up between the products
   const int4 header = ptx::load_shared_int4(ptx::shared_address(&exponents));
   const float2 row = ptx::load_shared_float2(self.row);
   TileKind<Config> kind;
   kind.factors = score_factors<Config>(exponents, row, header);
   kind.careful = Config::kReference == RowReference::phase32 || __any_sync(kFullWarp, is_careful(row.x) | is_careful(row.y));
-  kind.scaled_values = __any_sync(kFullWarp, (header.y | (header.w ^ unit)) != 0);
+  kind.usual = !__any_sync(kFullWarp, (header.y | (header.w ^ unit)) != 0);
+  kind.mixed_values = __shfl_sync(kFullWarp, header.y, 0);
+  kind.value_exponent = __shfl_sync(kFullWarp, header.w, 0);
   const bool right_edge = first_key + kKeyTile - 1 > item.last_common;
   const bool left_edge = first_key < item.first_common;
   const bool special = __any_sync(kFullWarp, header.x != 0 || right_edge || left_edge);
-  if (special | kind.scaled_values) ptx::mark();  // no vote sinks below the wait
+  if (special) ptx::mark();  // no vote sinks below the wait
   ptx::wait_products<0>();
   ptx::fence_registers(scores);
   if (special) {
@@ -129,48 +132,54 @@ __device__ __forceinline__ TileKind<Config> masked_scores(float (&scores)[Config
   return kind;
 }
 
-/// Codes of a tile. In a tile of several value exponents also the row sums (otherwise PV's column of ones gives them), and the scales of
-/// the partial O wherever they are not one; both are parked in shared memory.
+/// Codes of a tile. In a tile of several value exponents also the row sums (otherwise PV's column of ones gives them). Those, and scales of
+/// the partial O that are not one, are parked in shared memory. Returns whether there are such.
 template <class Config>
-__device__ __forceinline__ void tile_codes(std::uint32_t (&codes)[kCodeWords], Storage<Config>& storage, std::uint32_t slot,
-                                           const float (&scores)[Config::kScores], const TileKind<Config>& kind,
-                                           const float (&bias)[2], const RowState<Config>& state, std::uint32_t value,
-                                           const Item& item, int first_key, int unit) {
-  if (!kind.scaled_values) {
+__device__ __forceinline__ bool tile_codes(std::uint32_t (&codes)[kCodeWords], Storage<Config>& storage,
+                                           const Consumer<Config>& self, std::uint32_t slot, const float (&scores)[Config::kScores],
+                                           const TileKind<Config>& kind, const float (&bias)[2], const RowState<Config>& state,
+                                           std::uint32_t value, const Item& item, int first_key, int unit) {
+  if (kind.usual) {
     make_codes<Config>(codes, scores, kind.factors, bias, state, item, first_key);
-    return;
+    return false;
   }
-  const int thread = ptx::thread_index() - 128;
   const TileExponents<Config::kScaleEntries>& exponents = storage.exponents[slot];
-  RowPair reach{exponents.value_exponent, exponents.value_exponent};
-  if (__any_sync(kFullWarp, exponents.mixed_values != 0)) {
-    reach = {row_reach<Config>(exponents, item, 0, first_key), row_reach<Config>(exponents, item, 1, first_key)};
+  const bool right_edge = first_key + kKeyTile - 1 > item.last_common;
+  RowPair reach{kind.value_exponent, kind.value_exponent};
+  if (kind.mixed_values != 0) {
+    int folds = kind.mixed_values;
+    if (right_edge) {
+      reach = {row_reach<Config>(exponents, item, 0, first_key), row_reach<Config>(exponents, item, 1, first_key)};
+      folds = -1;
+    }
     float sums[4];
-    make_folded_codes<Config>(codes, sums, value, scores, kind.factors, bias, state, item, first_key, exponents, reach,
-                              thread % 32);
-    ptx::wait_products<0>();
-    ptx::fence_registers(sums);
-    storage.mixed_sums[thread] = {sums[0], sums[2]};
+    if constexpr (Config::kScaleGroup == ScaleGroup::block) {
+      make_block_folded_codes<Config>(codes, sums, value, scores, kind.factors, bias, state, item, first_key, exponents, folds,
+                                      reach);
+    } else {
+      make_token_folded_codes<Config>(codes, sums, value, scores, kind.factors, bias, state, item, first_key, exponents, reach,
+                                      ptx::thread_index() % 32);
+    }
+    ptx::store_shared_float2(self.row + Parked<Config>::kMixedSums, {sums[0], sums[2]});
   } else {
     make_codes<Config>(codes, scores, kind.factors, bias, state, item, first_key);
   }
-  storage.value_scale[thread] = {power_of_two(clamp(reach.of(0) - unit, -126, 127)),
-                                 power_of_two(clamp(reach.of(1) - unit, -126, 127))};
+  ptx::store_shared_float2(self.row + Parked<Config>::kValueScale, {power_of_two(clamp(reach.of(0) - unit, -126, 127)),
+                                                                    power_of_two(clamp(reach.of(1) - unit, -126, 127))});
+  return kind.value_exponent != unit || (kind.mixed_values != 0 && right_edge);
 }
 
 /// One key tile: S, softmax with the row reference, PV, promotion. Returns whether it counts: with the tile-sum reference a rejected tile
 /// is done once more. (The caller's loop does that: a loop in here would make the compiler compute V's descriptors before it issues S.)
 template <class Config>
 __device__ __forceinline__ bool attend_tile(Storage<Config>& storage, Consumer<Config>& self, RowState<Config>& state,
-                                            const Item& item, int tile, int unit, bool& ready) {
+                                            const Item& item, int tile, int last_visited, int unit) {
   const std::uint32_t slot = self.stage.slot;
   const int first_key = tile * kKeyTile;
   constexpr bool may_redo = Config::kReference == RowReference::tilesum;
 
-  while (!ready) ready = ptx::barrier_passed(&storage.key_ready[slot], self.stage.parity);
   float scores[Config::kScores];
   TileKind<Config> kind = masked_scores<Config>(scores, storage, self, item, first_key, unit);
-  if (!may_redo && self.elected()) ptx::barrier_arrive(&storage.key_free[slot]);
   float bias[2] = {kCodeShift - state.reference[0], kCodeShift - state.reference[1]};
   if (kind.careful) {
     raise_reference<Config>(state, scores, kind.factors, &storage.row_scale[ptx::thread_index() - 128]);
@@ -183,17 +192,17 @@ __device__ __forceinline__ bool attend_tile(Storage<Config>& storage, Consumer<C
 
   const std::uint32_t value = ptx::descriptor_low(storage.value[slot], ValueOperand<Config>::kLayout);
   std::uint32_t codes[kCodeWords];
-  tile_codes<Config>(codes, storage, slot, scores, kind, bias, state, value, item, first_key, unit);
+  bool scaled_values = tile_codes<Config>(codes, storage, self, slot, scores, kind, bias, state, value, item, first_key, unit);
   Partial partial;
   issue_output<Config>(partial, codes, value);
   Ring<Config::kStages> next = self.stage;
   next.advance();
-  ready = ptx::barrier_passed(&storage.key_ready[next.slot], next.parity);  // asked early: the answer takes long
+  const bool ready = ptx::barrier_passed(&storage.tile_ready[next.slot], next.parity);  // asked early: the answer takes long
   ptx::wait_products<may_redo && kTwoProducts<Config> ? 1 : 0>();
   ptx::fence_registers(partial.last);
   float sum[2] = {partial.last[kChannels / 2], partial.last[kChannels / 2 + 2]};
-  if (kind.scaled_values && __any_sync(kFullWarp, storage.exponents[slot].mixed_values != 0)) {
-    const float2 sums = ptx::load_shared_float2(ptx::shared_address(&storage.mixed_sums[ptx::thread_index() - 128]));
+  if (!kind.usual && kind.mixed_values != 0) {
+    const float2 sums = ptx::load_shared_float2(self.row + Parked<Config>::kMixedSums);
     sum[0] = sums.x;
     sum[1] = sums.y;
   }
@@ -204,31 +213,28 @@ __device__ __forceinline__ bool attend_tile(Storage<Config>& storage, Consumer<C
     ptx::wait_products<0>();
     if (again) {
       become_careful(&storage.row_scale[ptx::thread_index() - 128], sum[0], sum[1]);
-      ready = true;
       return false;
     }
     if (kind.careful & may_free(first_key, item.last_common - first_key)) {
-      kind.scaled_values =
-          free_rows<Config>(state, sum[0], sum[1], item, first_key, kind.scaled_values,
-                            &storage.value_scale[ptx::thread_index() - 128], &storage.row_scale[ptx::thread_index() - 128]);
+      scaled_values =
+          free_rows<Config>(state, sum[0], sum[1], item, first_key, scaled_values, &storage.value_scale[ptx::thread_index() - 128],
+                            &storage.row_scale[ptx::thread_index() - 128]);
     }
   }
   ptx::fence_registers(partial.first);
   __syncwarp();
-  if (self.elected()) {
-    if (may_redo) ptx::barrier_arrive(&storage.key_free[slot]);
-    ptx::barrier_arrive(&storage.value_free[slot]);
-  }
+  if (self.elected()) ptx::barrier_arrive(&storage.tile_free[slot]);
   self.stage = next;
 
-  if (kind.scaled_values) {
-    const float2 scale = storage.value_scale[ptx::thread_index() - 128];
+  if (scaled_values) {
+    const float2 scale = ptx::load_shared_float2(self.row + Parked<Config>::kValueScale);
     promote_scaled<Config>(state, partial, {scale.x, scale.y});
   } else {
     promote<Config>(state, partial);
   }
   state.sum[0] += sum[0];
   state.sum[1] += sum[1];
+  if (!ready & (tile > last_visited)) ptx::barrier_wait(&storage.tile_ready[next.slot], next.parity);
   return true;
 }
 
@@ -263,18 +269,16 @@ __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Conf
                   window,
                   &params,
                   work.head * params.slots + work.slot_start};
-  bool ready = true;
 
   for (int tile = all.last; tile > own.last; --tile) skip_tile<Config>(storage, self);
   ptx::barrier_wait(&storage.query_ready[self.query.slot], self.query.parity);
   RowState<Config> state;
   begin_rows<Config>(state, storage, self);
-  ptx::barrier_wait(&storage.key_ready[self.stage.slot], self.stage.parity);
-  const TileExponents<Config::kScaleEntries>& exponents = storage.exponents[self.stage.slot];
-  const int unit = __shfl_sync(kFullWarp, value_unit<Config>(exponents, *reinterpret_cast<const int4*>(&exponents)), 0);
+  ptx::barrier_wait(&storage.tile_ready[self.stage.slot], self.stage.parity);
+  const int unit = __shfl_sync(kFullWarp, value_unit<Config>(storage.exponents[self.stage.slot]), 0);
 #pragma unroll 1
   for (int tile = own.last; tile >= own.first;) {
-    if (attend_tile<Config>(storage, self, state, item, tile, unit, ready)) --tile;
+    if (attend_tile<Config>(storage, self, state, item, tile, own.first, unit)) --tile;
   }
   if constexpr (Config::kLarge) {
     leave_together<Config>(self);  // every warp has done its last scores

@@ -39,12 +39,17 @@ __device__ __forceinline__ void store_channels(const ForwardParams& params, cons
   const int chunk = lane % 8;
   const std::int64_t first_token = static_cast<std::int64_t>(work.token_start) + first_row;
   auto* const out = static_cast<std::uint8_t*>(params.output) + 2 * (work.head * Config::kHeadDim + channel + 8 * chunk);
+  uint4 data[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int r = 4 * i + lane / 8;
-    const uint4 data = *reinterpret_cast<const uint4*>(stage + r * 128 + ((chunk ^ r % 8) << 4));
-    if (first_row + r >= work.length) continue;
-    *reinterpret_cast<uint4*>(out + (first_token + r) * (2 * Config::kHeadDim * params.query_heads)) = data;
+    data[i] = *reinterpret_cast<const uint4*>(stage + r * 128 + ((chunk ^ r % 8) << 4));
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int r = 4 * i + lane / 8;
+    if (first_row + r < work.length)
+      *reinterpret_cast<uint4*>(out + (first_token + r) * (2 * Config::kHeadDim * params.query_heads)) = data[i];
   }
   __syncwarp();
 }
@@ -56,14 +61,14 @@ __device__ __forceinline__ void store_rows(const ForwardParams& params, const Wo
   constexpr float ln2 = 0.6931471805599453f;
   float inverse[2];
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = first_row + lane / 4 + 8 * half;
-    inverse[half] = __frcp_rn(state.sum[half]) * power_of_two(unit);
-    if (lane % 4 != 0 || row >= work.length) continue;
-    const float sum = state.sum[half] * power_of_two(-static_cast<int>(kCodeShift));
-    params.lse[work.head * params.tokens + work.token_start + row] = (state.reference[half] + log2f(sum)) * ln2;
+  for (int half = 0; half < 2; ++half) inverse[half] = __frcp_rn(state.sum[half]) * power_of_two(unit);
+  const int half = lane % 4, row = first_row + lane / 4 + 8 * half;  // two of the four lanes that share two rows write for one each
+  if (half < 2 && row < work.length) {
+    const float reference = half == 0 ? state.reference[0] : state.reference[1];
+    const float sum = (half == 0 ? state.sum[0] : state.sum[1]) * power_of_two(-static_cast<int>(kCodeShift));
+    params.lse[work.head * params.tokens + work.token_start + row] = (reference + log2f(sum)) * ln2;
     const std::int64_t slot = work.head * params.slots + work.slot_start + row;
-    if (params.row_reference != nullptr) params.row_reference[slot] = state.reference[half];
+    if (params.row_reference != nullptr) params.row_reference[slot] = reference;
     if (params.row_sum != nullptr) params.row_sum[slot] = sum;
   }
 #pragma unroll

@@ -70,6 +70,12 @@ __device__ __forceinline__ int greatest_exponent(std::uint32_t word) {
   return greatest;
 }
 
+/// A bit for each token-block whose values' exponents are not all the greatest of the tile.
+__device__ __forceinline__ int lower_blocks(std::uint32_t word, int greatest) {
+  const unsigned lower = __ballot_sync(kFullWarp, word != (greatest + kExponentBias) * 0x01010101u);
+  return ((lower & 0xFFu) != 0) | ((lower & 0xFF00u) != 0) << 1 | ((lower & 0xFF0000u) != 0) << 2 | ((lower >> 24) != 0) << 3;
+}
+
 /// Writes the exponents of one tile; all lanes of the copy warp take part.
 template <class Config>
 __device__ __forceinline__ void store_exponents(TileExponents<Config::kScaleEntries>& tile, ExponentWords words, int valid_keys,
@@ -101,7 +107,9 @@ __device__ __forceinline__ void store_exponents(TileExponents<Config::kScaleEntr
   const int greatest = __shfl_sync(kFullWarp, reach, 31);
   const bool flagged = __any_sync(kFullWarp, has_flagged(words.key) || has_flagged(words.value));
   const int mixed_keys = Config::kScaleGroup == ScaleGroup::block ? flagged : !one_key || flagged;
-  if (lane == 0) *reinterpret_cast<int4*>(&tile) = make_int4(mixed_keys, !one_value, key_factor, greatest);
+  int mixed_values = one_value ? 0 : kMixedValues;
+  if constexpr (Config::kScaleGroup == ScaleGroup::block) mixed_values |= one_value ? 0 : lower_blocks(words.value, greatest);
+  if (lane == 0) *reinterpret_cast<int4*>(&tile) = make_int4(mixed_keys, mixed_values, key_factor, greatest);
 
   if constexpr (Config::kScaleGroup == ScaleGroup::block) {
     const int first_lane = lane & ~7;  // of the token-block: its first key is inside the document or the whole block is not

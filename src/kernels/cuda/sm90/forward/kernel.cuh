@@ -41,10 +41,8 @@ __device__ __forceinline__ void prepare(Storage<Config>& storage) {
       ptx::barrier_init(&storage.query_free[i], consumer_warps);
     }
     for (int i = 0; i < Config::kStages; ++i) {
-      ptx::barrier_init(&storage.key_ready[i], kWarp);
-      ptx::barrier_init(&storage.key_free[i], consumer_warps);
-      ptx::barrier_init(&storage.value_ready[i], 1);
-      ptx::barrier_init(&storage.value_free[i], consumer_warps);
+      ptx::barrier_init(&storage.tile_ready[i], kWarp);
+      ptx::barrier_init(&storage.tile_free[i], consumer_warps);
     }
   }
   ptx::fence_before_async_use();

@@ -12,8 +12,8 @@
 
 namespace flamia::sm90::forward {
 
-// Naps in nanoseconds between two looks at a barrier: an item lasts microseconds, a stage about two.
-inline constexpr std::uint32_t kSchedulerNap = 100, kCopyNap = 64;
+// Nanoseconds a waiting warp sleeps at most: a stage lasts about 1,500, an item many times that.
+inline constexpr std::uint32_t kSleep = 2000;
 
 /// Scheduler (one thread): turns a ticket into work when the copy warp asks for it, not before: a ticket held early is work that another
 /// block could have begun.
@@ -25,7 +25,7 @@ __device__ __forceinline__ void schedule(const ForwardParams& params, Storage<Co
   Ring<Config::kWorkSlots> ring;
   bool more = true;
   for (bool first = true; more; first = false) {
-    ptx::barrier_wait_patiently(&storage.work_taken[ring.slot], ring.parity ^ 1, kSchedulerNap);
+    ptx::barrier_wait_asleep(&storage.work_taken[ring.slot], ring.parity ^ 1, kSleep);
     const std::uint32_t ticket = first ? blockIdx.x : gridDim.x + atomicAdd(params.counter, 1);
     more = ticket < tickets;
     Work work{};
@@ -67,7 +67,7 @@ __device__ __forceinline__ void copy_queries(const ForwardParams& params, Storag
   for (int i = 0; i < per_lane; ++i) exponents[i] = 32 * i < absent ? 0 : __ldg(params.query_exponents + row + 32 * i + lane);
 
   const std::uint32_t slot = state.query.slot;
-  ptx::barrier_wait_patiently(&storage.query_free[slot], state.query.parity ^ 1, kCopyNap);
+  ptx::barrier_wait_asleep(&storage.query_free[slot], state.query.parity ^ 1, kSleep);
   if (lane == 0) {
     ptx::bulk_copy(storage.query[slot] + absent * kRow, params.query_codes + (row + absent) * kRow,
                    Config::kQueryBytes - absent * kRow, &storage.query_ready[slot]);
@@ -89,25 +89,21 @@ __device__ __forceinline__ void copy_tile(const ForwardParams& params, Storage<C
   const std::int64_t row = work.key_head * params.slots + work.slot_start + static_cast<std::int64_t>(tile) * kKeyTile;
   const ExponentWords words = load_exponents(params.key_exponents, params.value_exponents, row, lane);
 
-  ptx::barrier_wait_patiently(&storage.key_free[slot], state.stage.parity ^ 1, kCopyNap);
+  ptx::barrier_wait_asleep(&storage.tile_free[slot], state.stage.parity ^ 1, kSleep);
   if (lane == 0) {
     ptx::bulk_copy(storage.key[slot], params.key_codes + row * (Config::kHeadDim * Config::kScoreBytes), Config::kKeyBytes,
-                   &storage.key_ready[slot]);
+                   &storage.tile_ready[slot]);
   }
-
-  ptx::barrier_wait_patiently(&storage.value_free[slot], state.stage.parity ^ 1, kCopyNap);
   if (lane < Config::kTokenGroups) {  // one copy a token group: the ones between the groups stay
     ptx::bulk_copy(storage.value[slot] + lane * Config::kValueGroupStride,
                    params.value_codes + row * Config::kHeadDim + lane * Config::kValueGroupBytes, Config::kValueGroupBytes,
-                   &storage.value_ready[slot]);
+                   &storage.tile_ready[slot]);
   }
   store_exponents<Config>(storage.exponents[slot], words, work.length - tile * kKeyTile, lane);
-  if (lane == 0) {  // last of all: the consumers read the exponents as soon as the keys are there. Every lane arrives for its own
-    ptx::barrier_arrive_expect(&storage.key_ready[slot], Config::kKeyBytes);
-    ptx::barrier_arrive_expect(&storage.value_ready[slot], Config::kTokenGroups * Config::kValueGroupBytes);
-  } else {
-    ptx::barrier_arrive(&storage.key_ready[slot]);
-  }
+  if (lane == 0)  // last of all, for the exponents: every lane arrives for its own
+    ptx::barrier_arrive_expect(&storage.tile_ready[slot], Config::kKeyBytes + Config::kTokenGroups * Config::kValueGroupBytes);
+  else
+    ptx::barrier_arrive(&storage.tile_ready[slot]);
   __syncwarp();
   state.stage.advance();
 }
@@ -120,7 +116,7 @@ __device__ __forceinline__ void copy_operands(const ForwardParams& params, Stora
   CopyState<Config> state;
   for (bool first_item = true;; first_item = false) {
     const std::uint32_t slot = state.work.slot;
-    ptx::barrier_wait_patiently(&storage.work_ready[slot], state.work.parity, kCopyNap);
+    ptx::barrier_wait_asleep(&storage.work_ready[slot], state.work.parity, kSleep);
     const Work work = storage.work[slot];
     state.work.advance();
     if (work.length < 0) return;

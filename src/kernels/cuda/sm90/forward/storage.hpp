@@ -3,6 +3,7 @@
 #pragma once
 #include <vector_types.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "config.hpp"
@@ -15,12 +16,14 @@ struct Work {
   std::int32_t unused[2];
 };
 
+inline constexpr int kMixedValues = 16;
+
 /// The exponents of a key tile, made ready by the copy warp. A tile is *uniform* when every key has one key exponent, every value one
 /// value exponent, and no token is flagged; then the first four words say everything and `mixed` entries need not be read.
 template <int kEntries>
 struct alignas(16) TileExponents {
   std::int32_t mixed_keys;       // tokens: key_factor does not hold for every key; token-blocks: some block is flagged
-  std::int32_t mixed_values;     // 0: value_exponent holds for every value
+  std::int32_t mixed_values;     // 0: value_exponent holds for every value; else kMixedValues, and bit b: it does not for block b
   float key_factor;              // 2^exponent of the first key
   std::int32_t value_exponent;   // the greatest of the tile
   float key_factors[kEntries];   // 2^exponent; NaN for a flagged key or value. Always written for token-blocks
@@ -49,10 +52,15 @@ struct Storage {
   std::uint64_t work_taken[Config::kWorkSlots];      // ... -> scheduler
   std::uint64_t query_ready[Config::kQueryBuffers];  // copy engine and copy warp (scales) -> consumers
   std::uint64_t query_free[Config::kQueryBuffers];   // consumers -> copy warp
-  std::uint64_t key_ready[Config::kStages];          // copy engine and copy warp (exponents) -> consumers
-  std::uint64_t key_free[Config::kStages];           // consumers -> copy warp
-  std::uint64_t value_ready[Config::kStages];        // copy engine -> consumers
-  std::uint64_t value_free[Config::kStages];         // consumers -> copy warp; the exponents go with it
+  std::uint64_t tile_ready[Config::kStages];         // copy engine (keys and values) and copy warp (exponents) -> consumers
+  std::uint64_t tile_free[Config::kStages];          // consumers -> copy warp
+};
+
+/// Where a thread's parked values lie, in bytes from its row_scale.
+template <class Config>
+struct Parked {
+  static constexpr std::uint32_t kMixedSums = offsetof(Storage<Config>, mixed_sums) - offsetof(Storage<Config>, row_scale);
+  static constexpr std::uint32_t kValueScale = offsetof(Storage<Config>, value_scale) - offsetof(Storage<Config>, row_scale);
 };
 
 /// Position in a ring of `kSlots` buffers and the parity of its current round.

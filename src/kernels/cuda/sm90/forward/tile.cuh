@@ -40,8 +40,8 @@ struct Item {
 
   /// Position in the document of a thread's row. Recomputed where it is needed (masks, mixed tiles): a register saved for the products.
   __device__ __forceinline__ int position(int half) const {
-    const int thread = ptx::thread_index() % 128;
-    return first_query + thread / 32 * 16 + thread % 32 / 4 + 8 * half;
+    const unsigned thread = ptx::thread_index() % 128u;
+    return first_query + static_cast<int>(thread / 32 * 16 + thread % 32 / 4) + 8 * half;
   }
 };
 

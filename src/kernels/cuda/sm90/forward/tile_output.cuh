@@ -46,14 +46,25 @@ __device__ __forceinline__ void record_codes(const std::uint32_t (&codes)[kCodeW
 }
 
 /// Codes in a tile with one value exponent.
+///
+/// Left alone, the compiler puts all 64 fmas in front of the first exponential, and the special function unit idles for 200 cycles. So the
+/// bias of the next 32 keys waits for two words of these: or'ed to it under a mask that is zero, which the compiler does not know.
 template <class Config>
 __device__ __forceinline__ void make_codes(std::uint32_t (&codes)[kCodeWords], const float (&scores)[Config::kScores],
                                            const ScoreFactors<Config>& factors, const float (&bias)[2],
                                            const RowState<Config>& state, const Item& item, int first_key) {
+  constexpr int kWordsPerStep = kCodeWords / 4;
+  const std::uint32_t zero = static_cast<std::uint32_t>(first_key >> 31);  // keys are counted from 0
+  float late_bias[2] = {bias[0], bias[1]};
 #pragma unroll
   for (int w = 0; w < kCodeWords; ++w) {
-    const float4 p = exponentials<Config>(scores, factors, bias, w);
+    const float4 p = exponentials<Config>(scores, factors, late_bias, w);
     codes[w] = ptx::pack_e4m3x4(p.x, p.y, p.z, p.w);
+    if (w % kWordsPerStep == kWordsPerStep - 1) {
+      const std::uint32_t nothing = (codes[w] ^ codes[w - 1]) & zero;
+      late_bias[0] = __uint_as_float(__float_as_uint(late_bias[0]) | nothing);
+      late_bias[1] = __uint_as_float(__float_as_uint(late_bias[1]) | nothing);
+    }
   }
   if constexpr (Config::kRecordCodes) record_codes<Config>(codes, state, item, first_key);
 }
@@ -78,7 +89,7 @@ __device__ __forceinline__ float fold_factor(int value_exponent, int reach) {
   return power_of_two(clamp(value_exponent - reach, -126, 0));
 }
 
-/// Fold factors of the 16 keys (32 for token-blocks) behind `first_group`, as [half][group of eight keys][key parity].
+/// Fold factors of the 16 keys behind `first_group`, as [half][group of eight keys][key parity].
 struct FoldFactors {
   float of[2][2][2];
 };
@@ -88,12 +99,7 @@ __device__ __forceinline__ FoldFactors fold_factors(const TileExponents<Config::
   FoldFactors factors;
 #pragma unroll
   for (int group = 0; group < 2; ++group) {
-    int2 exponent;
-    if constexpr (Config::kScaleGroup == ScaleGroup::block) {
-      exponent.x = exponent.y = tile.value[first_group / 4];
-    } else {
-      exponent = *reinterpret_cast<const int2*>(&tile.value[8 * (first_group + group) + 2 * (lane % 4)]);
-    }
+    const int2 exponent = *reinterpret_cast<const int2*>(&tile.value[8 * (first_group + group) + 2 * (lane % 4)]);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       factors.of[half][group][0] = fold_factor(exponent.x, reach.of(half));
@@ -104,13 +110,13 @@ __device__ __forceinline__ FoldFactors fold_factors(const TileExponents<Config::
 }
 
 /// Codes in a tile with several value exponents: `folded` for the product with V, `plain` for the row sum. One exponential serves both.
-/// The row sums are formed behind the next exponentials, 32 keys at a time; wait_products<0>() completes them.
+/// The row sums are formed behind the next exponentials, 32 keys at a time. Per-token exponents: every code may have a fold of its own.
 template <class Config>
-__device__ __forceinline__ void make_folded_codes(std::uint32_t (&folded)[kCodeWords], float (&sums)[4], std::uint32_t value,
-                                                  const float (&scores)[Config::kScores], const ScoreFactors<Config>& factors,
-                                                  const float (&bias)[2], const RowState<Config>& state, const Item& item,
-                                                  int first_key, const TileExponents<Config::kScaleEntries>& tile, RowPair reach,
-                                                  int lane) {
+__device__ __forceinline__ void make_token_folded_codes(std::uint32_t (&folded)[kCodeWords], float (&sums)[4], std::uint32_t value,
+                                                        const float (&scores)[Config::kScores], const ScoreFactors<Config>& factors,
+                                                        const float (&bias)[2], const RowState<Config>& state, const Item& item,
+                                                        int first_key, const TileExponents<Config::kScaleEntries>& tile,
+                                                        RowPair reach, int lane) {
   std::uint32_t plain[kCodeWords];
 #pragma unroll
   for (int step = 0; step < kKeyTile / 32; ++step) {
@@ -128,6 +134,45 @@ __device__ __forceinline__ void make_folded_codes(std::uint32_t (&folded)[kCodeW
     issue_sums<Config>(sums, plain, value, step);
   }
   if constexpr (Config::kRecordCodes) record_codes<Config>(plain, state, item, first_key);
+  ptx::wait_products<0>();
+  ptx::fence_registers(sums);
+}
+
+/// The same with token-blocks, most of which are the greatest of their tile and have no fold: every block's codes are made plain, and only
+/// those of a block that has one (a bit in `folds`) are rounded once more. A block's codes are made behind the next one's exponentials,
+/// so that no branch waits for an exponential.
+template <class Config>
+__device__ __forceinline__ void make_block_folded_codes(std::uint32_t (&codes)[kCodeWords], float (&sums)[4], std::uint32_t value,
+                                                        const float (&scores)[Config::kScores], const ScoreFactors<Config>& factors,
+                                                        const float (&bias)[2], const RowState<Config>& state, const Item& item,
+                                                        int first_key, const TileExponents<Config::kScaleEntries>& tile, int folds,
+                                                        RowPair reach) {
+  constexpr int kSteps = kKeyTile / 32, kWords = kCodeWords / kSteps;
+  std::uint32_t plain[kCodeWords];
+  float4 p[kCodeWords];
+#pragma unroll
+  for (int step = 0; step <= kSteps; ++step) {
+    if (step < kSteps) {
+#pragma unroll
+      for (int w = kWords * step; w < kWords * (step + 1); ++w) p[w] = exponentials<Config>(scores, factors, bias, w);
+    }
+    if (step == 0) continue;
+    const int block = step - 1;
+#pragma unroll
+    for (int w = kWords * block; w < kWords * step; ++w) codes[w] = plain[w] = ptx::pack_e4m3x4(p[w].x, p[w].y, p[w].z, p[w].w);
+    if ((folds >> block & 1) != 0) {
+      const float fold[2] = {fold_factor(tile.value[block], reach.of(0)), fold_factor(tile.value[block], reach.of(1))};
+#pragma unroll
+      for (int w = kWords * block; w < kWords * step; ++w) {
+        const float f = fold[half_of_word(w)];
+        codes[w] = ptx::pack_e4m3x4(p[w].x * f, p[w].y * f, p[w].z * f, p[w].w * f);
+      }
+    }
+    issue_sums<Config>(sums, plain, value, block);
+  }
+  if constexpr (Config::kRecordCodes) record_codes<Config>(plain, state, item, first_key);
+  ptx::wait_products<0>();
+  ptx::fence_registers(sums);
 }
 
 // ---- values ------------------------------------------------------------------------------------------------------------------
