@@ -21,6 +21,7 @@ struct Case {
   Group group = Group::block;
   schedule::MaskReach reach = schedule::reach_of(true, -1, -1);
   int accumulator_bytes = 2;
+  std::int64_t untouched_tokens = -1;  // documents of at most so many keep their accumulator as it was
 };
 
 struct Inputs {
@@ -186,6 +187,7 @@ void compare(const Case& c, const Packing& packing, Random& random, bool wild = 
   p.dq_exponent = z.get();
   p.dq_accumulator = accumulator.get();
   p.dq_accumulator_bytes = c.accumulator_bytes;
+  p.dq_untouched_tokens = c.untouched_tokens;
   p.slots = slots;
   p.blocks = v.blocks;
   p.block_capacity = v.block_capacity;
@@ -200,11 +202,22 @@ void compare(const Case& c, const Packing& packing, Random& random, bool wild = 
   EXPECT_EQ(first_difference(exponents.download(), want.image.exponents), -1);
   EXPECT_EQ(differing_bits(d_prime.download(), want.d_prime), 0);
   EXPECT_EQ(differing_bits(z.download(), want.z), 0);
-  const std::int64_t used = download(v.totals, 1)[0].slots + sm90::kTailSlots, bytes = c.dim * c.accumulator_bytes;
+  constexpr std::uint8_t kKept = kPoison, kCleared = 0;
+  std::vector<std::uint8_t> wanted_bytes;  // of one head's accumulator, a slot each
+  for (std::size_t b = 1; b < packing.cu_seqlens.size(); ++b) {
+    const std::int64_t length = packing.cu_seqlens[b] - packing.cu_seqlens[b - 1];
+    wanted_bytes.insert(wanted_bytes.end(),
+                        static_cast<std::size_t>((length + sm90::kSlotAlign - 1) / sm90::kSlotAlign * sm90::kSlotAlign),
+                        length > c.untouched_tokens ? kCleared : kKept);
+  }
+  wanted_bytes.insert(wanted_bytes.end(), sm90::kTailSlots, c.untouched_tokens < 0 ? kCleared : kKept);
+  wanted_bytes.resize(static_cast<std::size_t>(slots), kKept);
+  const std::int64_t bytes = c.dim * c.accumulator_bytes;
   const auto cleared = accumulator.download();
   for (std::int64_t head = 0; head < c.heads; ++head)
     for (std::int64_t i = 0; i < slots * bytes; ++i)
-      ASSERT_EQ(cleared[static_cast<std::size_t>(head * slots * bytes + i)], i < used * bytes ? 0 : kPoison) << head << ' ' << i;
+      ASSERT_EQ(cleared[static_cast<std::size_t>(head * slots * bytes + i)], wanted_bytes[static_cast<std::size_t>(i / bytes)])
+          << head << ' ' << i;
   if (packing.tokens > 400 && c.group == Group::token && !wild) {  // control: another O must show in D'
     Inputs other = in;
     for (float& x : other.o) x += 0.25f;
@@ -236,6 +249,7 @@ TEST_F(Gradient, FuzzedPackingsAndMasks) {
     c.dim = below(random, 2) ? 128 : 64;
     c.group = below(random, 2) ? Group::token : Group::block;
     c.reach = reaches[below(random, 4)];
+    c.untouched_tokens = below(random, 2) ? -1 : below(random, 200);
     compare(c, random_packing(random, 700, 8), random, below(random, 2));
   }
 }

@@ -262,7 +262,10 @@ inline Problem make_problem(const Shape& shape) {
     const int end = shape.left < 0 ? length : std::min(length, item.first + kKeyTile + shape.left);
     return (end + 63) / 64 - begin / 64;
   };
-  std::stable_sort(items.begin(), items.end(), [&](const WorkItem& a, const WorkItem& b) { return cost(a) > cost(b); });
+  const auto key = [&](const WorkItem& item) {  // as the schedule does it: tiles of documents of up to 16 together
+    return shape.lengths[item.document] <= 16 * kKeyTile ? cost({item.document, 0}) : cost(item);
+  };
+  std::stable_sort(items.begin(), items.end(), [&](const WorkItem& a, const WorkItem& b) { return key(a) > key(b); });
   const auto upload = [&](const auto& host) {
     using T = typename std::decay_t<decltype(host)>::value_type;
     T* to = device_array<T>(static_cast<std::int64_t>(host.size()));
@@ -325,12 +328,22 @@ inline void release(Problem& p) {
   p.owned.clear();
 }
 
+/// Zeros where the pass adds to the partial sums; NaN where it stores them first.
+inline void clear_partials(const Problem& p) {
+  const std::int64_t row = p.shape.head_dim * (p.shape.config.partials == PartialFormat::f16 ? 2 : 4);
+  CHECK(cudaMemsetAsync(p.params.dq_partials, is_ds16() ? 0xFF : 0, p.shape.query_heads * p.slots * row));
+  for (const Document& document : p.documents) {
+    if (!is_ds16() || document.length <= kOneBlockTokens) continue;
+    for (std::int64_t head = 0; head < p.shape.query_heads; ++head)
+      CHECK(cudaMemsetAsync(static_cast<char*>(p.params.dq_partials) + (head * p.slots + document.slot_start) * row, 0,
+                            (document.length + kSlotAlign - 1) / kSlotAlign * kSlotAlign * row));
+  }
+}
+
 /// Poisons the outputs, clears the partial sums and runs the pass.
 inline void run(const Problem& p) {
   const BackwardParams& b = p.params;
-  CHECK(
-      cudaMemsetAsync(b.dq_partials, 0,
-                      p.shape.query_heads * p.slots * p.shape.head_dim * (p.shape.config.partials == PartialFormat::f16 ? 2 : 4)));
+  clear_partials(p);
   CHECK(cudaMemsetAsync(b.d_query, 0xFF, p.query_elements() * p.gradient_bytes()));
   CHECK(cudaMemsetAsync(b.d_key, 0xFF, p.key_elements() * p.gradient_bytes()));
   CHECK(cudaMemsetAsync(b.d_value, 0xFF, p.key_elements() * p.gradient_bytes()));

@@ -63,7 +63,8 @@ inline std::vector<Part> parts_of(const Problem& p) {
             {"dK dV", [=] { return launch_split_key_gradients(b, c, nullptr); }}};
   }
   const std::int64_t bytes = p.shape.query_heads * p.slots * p.shape.head_dim * (c.partials == PartialFormat::f16 ? 2 : 4);
-  return {{"clear", [=] { return cudaMemsetAsync(b.dq_partials, 0, bytes, nullptr); }},
+  const bool cleared = !is_ds16() || p.longest > kOneBlockTokens;
+  return {{"clear", [=] { return cleared ? cudaMemsetAsync(b.dq_partials, 0, bytes, nullptr) : cudaSuccess; }},
           {"prepare", [=] { return launch_backward_prepare(b, c, nullptr); }},
           {"gradients", [=] { return launch_backward_gradients(b, c, nullptr); }},
           {"finish", [=] { return launch_backward_finish(b, c, nullptr); }}};

@@ -172,7 +172,7 @@ __global__ __launch_bounds__(kUnitThreads, D == 128 ? 8 : 12) void gradient_kern
   load_gradient<D>(p, unit, token, lane, raw);
   Raw<D> o[kLaneTokens];
   load_output<D>(p, token, unit.head, unit.tokens, lane, o);
-  if (unit.owned && p.dq_accumulator != nullptr) clear_accumulator<D>(p, at);
+  if (unit.owned && p.dq_accumulator != nullptr && unit.block.length > p.dq_untouched_tokens) clear_accumulator<D>(p, at);
 
   const Quotients row = find_quotients<D, Element>(p, at, unit.tokens, lane, raw);
   const std::uint32_t(&greatest)[kLaneTokens] = row.greatest;

@@ -30,9 +30,10 @@ struct GradientParams {
   // Scale of dQ (quantize/cuda/prescale.hpp): partial sums of row i are multiplied by 2^z, z = dq_exponent[i].
   const std::uint8_t* key_prefix = nullptr;  // prefix_exponents of K and V, [key_heads][slots]
   const std::uint8_t* value_prefix = nullptr;
-  std::int16_t* dq_exponent = nullptr;  // [heads][slots]; null: not wanted
-  void* dq_accumulator = nullptr;       // [heads][slots][head_dim], set to zero; null: not wanted
-  int dq_accumulator_bytes = 2;         // of one element: 2 or 4
+  std::int16_t* dq_exponent = nullptr;    // [heads][slots]; null: not wanted
+  void* dq_accumulator = nullptr;         // [heads][slots][head_dim], set to zero; null: not wanted
+  std::int64_t dq_untouched_tokens = -1;  // in documents of at most so many tokens it is left as it is
+  int dq_accumulator_bytes = 2;           // of one element: 2 or 4
 
   std::int64_t slots = 0;
   const schedule::gpu::TokenBlock* blocks = nullptr;

@@ -126,9 +126,11 @@ Status measure(const Workload& workload, const Recipe& recipe, const BenchOption
       {options.training ? "forward_call" : "inference", [&] { return call.run_forward(); }, flops, 0, errors.output}};
   if (options.training) {
     const cuda::BackwardCall backward(call.plan, call.backward, call.saved.data(), call.backward_workspace.data(), nullptr);
-    // dO and O are read in 2 bytes; written: two copies of the codes, and zeros where dQ is summed. For dS in BF16 codes of Q and K become values
+    // dO and O are read in 2 bytes; written: two copies of the codes, and zeros where dQ is summed. For dS in BF16 codes of Q (of K too where the kernel does not make them) become values
     const double sum_bytes = recipe.accumulation.dq_f16 ? 2. : 4.;
-    const double value_bytes = ds_bf16 ? 3. * (query_elements + key_elements) : 0.;
+    const double value_bytes =
+        ds_bf16 ? 3. * (query_elements + (options.deterministic || recipe.q.first.element == Element::e2m1 ? key_elements : 0.))
+                : 0.;
     wanted.push_back(
         {"d_out", [backward] { return backward.quantise(); }, 0, (4. + 2. + sum_bytes) * query_elements + value_bytes});
     wanted.push_back({"gradients", [backward] { return backward.differentiate(); }, 2.5 * flops, 0, errors.gradients});

@@ -65,10 +65,11 @@ void run_case(int number, std::uint64_t seed) {
       return check_case<128>("128 token sticky causal, ragged, GQA",
                              {ragged, 2, 1, 128, -1, 0, config_of(128, token, f16, fp32, true), true}, seed);
     case 3:
-      return check_case<128>("128 block full", {{37, 300, 1}, 1, 1, 128, -1, -1, config_of(128, block, f16, fp32, true)}, seed);
-    case 4:
-      return check_case<128>("128 block window 100, 40", {{37, 300, 1}, 1, 1, 128, 100, 40, config_of(128, block, f16, fp32, true)},
+      return check_case<128>("128 block full", {{37, 300, 1, 140}, 1, 1, 128, -1, -1, config_of(128, block, f16, fp32, true)},
                              seed);
+    case 4:
+      return check_case<128>("128 block window 100, 40",
+                             {{37, 300, 1, 140}, 1, 1, 128, 100, 40, config_of(128, block, f16, fp32, true)}, seed);
     case 5:
       return check_case<64>("64 token sticky full", {{37, 300, 1}, 2, 1, 64, -1, -1, config_of(64, token, f32, fp32, true), true},
                             seed);

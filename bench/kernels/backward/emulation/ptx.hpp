@@ -80,6 +80,10 @@ inline std::uint16_t pack_e4m3x2(float low, float high) { return static_cast<std
 inline std::uint32_t pack_e4m3x4(float b0, float b1, float b2, float b3) {
   return pack_e4m3x2(b0, b1) | static_cast<std::uint32_t>(pack_e4m3x2(b2, b3)) << 16;
 }
+inline void unpack_e4m3x2(std::uint16_t codes, float& low, float& high) {
+  low = __half2float(__half(__nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(codes & 0xFF), __NV_E4M3)));
+  high = __half2float(__half(__nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(codes >> 8), __NV_E4M3)));
+}
 inline float half_to_float(std::uint32_t bits) {
   __half_raw raw;
   raw.x = static_cast<std::uint16_t>(bits);
@@ -117,6 +121,7 @@ T load_shared(std::uint32_t address) {
 }
 inline std::uint32_t shared_address(const void* shared) { return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared)); }
 inline float4 load_shared_float4(std::uint32_t address) { return load_shared<float4>(address); }
+inline int4 load_shared_int4(std::uint32_t address) { return load_shared<int4>(address); }
 inline float2 load_shared_float2(std::uint32_t address) { return load_shared<float2>(address); }
 inline float load_shared_float(std::uint32_t address) { return load_shared<float>(address); }
 inline int load_shared_int(std::uint32_t address) { return load_shared<int>(address); }

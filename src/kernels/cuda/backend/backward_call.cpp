@@ -83,6 +83,7 @@ Status BackwardCall::quantise() const {
   params.value_prefix = saved_.v.prefix_exponents != nullptr ? saved_.v.prefix_exponents : saved_.v.exponents;
   params.dq_exponent = memory_.dq_exponent;
   params.dq_accumulator = memory_.dq_partials;
+  if (form_.ds == sm90::DsFormat::bf16) params.dq_untouched_tokens = sm90::kOneBlockTokens;
   params.dq_accumulator_bytes = form_.partials == sm90::PartialFormat::f16 ? 2 : 4;
   params.slots = slots_;
   params.blocks = schedule_.blocks;
@@ -95,7 +96,7 @@ Status BackwardCall::quantise() const {
 Status BackwardCall::dequantise() const {
   quantize::gpu::DequantiseParams params;
   params.operands[0] = {saved_.q.rows, saved_.q.exponents, memory_.query16, problem_.query_heads};
-  params.operands[1] = {saved_.k.rows, saved_.k.exponents, memory_.key16, problem_.key_heads};
+  if (memory_.key16 != nullptr) params.operands[1] = {saved_.k.rows, saved_.k.exponents, memory_.key16, problem_.key_heads};
   params.head_dim = problem_.head_dim;
   params.slots = slots_;
   params.used_slots = &schedule_.totals->slots;

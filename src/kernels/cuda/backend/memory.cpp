@@ -76,7 +76,7 @@ BackwardMemory backward_memory(const Problem& problem, const HopperForm& form, c
   memory.d_prime = workspace.take<float>(query_slots);
   if (form.ds == sm90::DsFormat::bf16) {
     memory.query16 = workspace.take<std::uint16_t>(query_slots * problem.head_dim);
-    memory.key16 = workspace.take<std::uint16_t>(key_slots * problem.head_dim);
+    if (options.deterministic || form.nvfp4) memory.key16 = workspace.take<std::uint16_t>(key_slots * problem.head_dim);
   }
   const bool scaled = form.partials == sm90::PartialFormat::f16;
   if (!options.deterministic) {

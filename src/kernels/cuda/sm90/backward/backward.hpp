@@ -27,6 +27,10 @@ enum class DsFormat {
   bf16,  // rounded once, against K and Q as BF16 values (rows16): ../backward_ds16
 };
 
+/// Documents of at most so many tokens are one block's work where dS is BF16 and dQ is summed in memory: what the first of their tiles adds to dQ
+/// is stored, so their partial sums need not be zero before.
+inline constexpr int kOneBlockTokens = 2 * kKeyTile;
+
 struct BackwardConfig {
   int head_dim = 128;  // 64 or 128
   ScaleGroup scale_group = ScaleGroup::block;
@@ -46,7 +50,7 @@ struct BackwardParams {
   const std::uint16_t* query_rows16 = nullptr;     // for DsFormat::bf16 only
   const std::uint8_t* key_rows = nullptr;          // [key_heads][slots]
   const std::uint8_t* key_transposed = nullptr;
-  const std::uint16_t* key_rows16 = nullptr;
+  const std::uint16_t* key_rows16 = nullptr;  // in deterministic mode and for ScaleGroup::nvfp4
   const std::uint8_t* value_rows = nullptr;
   const std::uint8_t* gradient_rows = nullptr;  // dO' = dO / l, [query_heads][slots]
   const std::uint8_t* gradient_transposed = nullptr;
@@ -68,7 +72,8 @@ struct BackwardParams {
   // Scratch, any contents: see backward_scratch.
   void* row_records = nullptr;
   void* key_records = nullptr;
-  // Partial sums of dQ, [query_heads][slots][head_dim] of f16 or f32, in the order of accumulator fragments. Zero before the launch.
+  // Partial sums of dQ, [query_heads][slots][head_dim] of f16 or f32, in the order of accumulator fragments. Zero before the launch; with
+  // DsFormat::bf16 in documents of more than kOneBlockTokens tokens only.
   void* dq_partials = nullptr;
 
   // Results, [tokens][heads][head_dim]. d_query has query_heads heads; d_key and d_value have key_heads.

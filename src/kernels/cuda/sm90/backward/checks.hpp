@@ -14,8 +14,9 @@ inline bool has_shape(const BackwardParams& p, const BackwardConfig& config) {
          p.slots % kKeyTile == 0 && p.window_left >= -1 && p.window_right >= -1;
 }
 inline bool has_operands(const BackwardParams& p, const BackwardConfig& config) {
-  const bool other_copies = config.ds == DsFormat::bf16 ? p.query_rows16 != nullptr && p.key_rows16 != nullptr
-                                                        : p.query_transposed != nullptr && p.key_transposed != nullptr;
+  const bool other_copies = config.ds == DsFormat::bf16
+                                ? p.query_rows16 != nullptr && (config.scale_group != ScaleGroup::nvfp4 || p.key_rows16 != nullptr)
+                                : p.query_transposed != nullptr && p.key_transposed != nullptr;
   return other_copies && p.query_rows != nullptr && p.key_rows != nullptr && p.value_rows != nullptr &&
          p.gradient_rows != nullptr && p.gradient_transposed != nullptr && p.query_exponents != nullptr &&
          p.gradient_exponents != nullptr && p.key_exponents != nullptr && p.value_exponents != nullptr &&

@@ -40,6 +40,8 @@ struct Config {
   // warpgroups must have read that of the step before the last.
   static constexpr int kRing = kHeadDim * kScoreBytes<kScaleGroup> == 256 ? 2 : 3;
   static constexpr int kLateStages = 2;
+  // K in BF16 is made of the scores' codes, but for scores in FP16: then it is copied.
+  static constexpr bool kKeysCopied = kQueryGradients && kScoreBytes<kScaleGroup> == 2;
   static constexpr int kWorkSlots = 4;  // items under way or fetched
   static constexpr int kSumSlots = 4;   // rows of dQ: one more than the late stages they come with, and a power of two
 
@@ -54,9 +56,10 @@ struct Config {
 struct alignas(16) Work {
   std::int32_t slot_start, token_start, length, first_key;
   std::int32_t key_head;
-  std::int32_t first_step;  // of 64 queries
-  std::int32_t blocks;      // steps per query head
-  std::int32_t steps;       // blocks * query heads of the group
+  std::int32_t first_step;                 // of 64 queries
+  std::int32_t blocks;                     // steps per query head
+  std::int32_t steps;                      // blocks * query heads of the group
+  std::int32_t added_first, added_blocks;  // steps of a query head to whose dQ something has been added before this item
 };
 
 /// What scores and dP of a step are made of, but for its records.
@@ -79,19 +82,20 @@ struct alignas(16) StepInfo {
   std::int32_t flags;  // StepFlags; kCut where the edge cuts the step's 128-query tile; kEnd: no step, the kernel ends
   std::int32_t rows;   // of the document, from the first query on
 };
-inline constexpr int kFirstOfItem = 256;  // beside the StepFlags
+// Beside the StepFlags; dQ's partial sums of the step have no value yet.
+inline constexpr int kFirstOfItem = 256, kNothingAdded = 512;
 /// ... and, with what comes from memory, to those who make its gradients.
 struct alignas(16) SumInfo {
   float unit[kQueryStep];  // 2^z of the rows; FP16 partial sums only
   float group_words[4];    // the words of the first group's record, of which R counts
-  std::int32_t group;      // first group of 16 rows, counted through all query heads
+  std::int32_t group;      // first group of 16 rows, counted through all query heads; its complement if dQ is stored, not added
   std::int32_t rows;       // of the document, from the step's first on
   std::int32_t masked;     // whether the step's factors for dV are each key's own
 };
 
 template <class Config>
 struct Storage {
-  alignas(1024) std::uint8_t key16[2 * Config::kKeyBytes];
+  alignas(1024) std::uint8_t key16[2 * Config::kKeyBytes];  // K in BF16: key_values.cuh
   alignas(
       1024) std::uint8_t exchange[Config::kRing][Config::kExchangeBytes];  // dS of steps: BF16 [key][query], as an A operand of dQ
   alignas(1024) LateStage<Config> late[Config::kLateStages];
@@ -103,12 +107,14 @@ struct Storage {
   SumInfo sums[Config::kSumSlots];
   StepInfo info[Config::kRing];
   Work work[Config::kWorkSlots];
+  alignas(16) std::int32_t
+      tile_references[Config::kRing][kKeyTile];       // R from each row of a step's 128-query tile on, where the edge cuts it
   std::int32_t references[128 * Config::kConsumers];  // each consumer thread's R of its two keys (int16 each) in a masked step
 
   std::uint64_t item_wanted, item_ready;     // early copies <-> scheduler: the next item's work
   std::uint64_t keys_ready;                  // copy engine and early copies (work) -> consumers: K, V and their factors of an item
   std::uint64_t keys_free;                   // consumers -> early copies
-  std::uint64_t key16_ready, key16_free;     // the BF16 copy of K
+  std::uint64_t key16_ready, key16_free;     // the copy of K in BF16, if it is one
   std::uint64_t early_ready[Config::kRing];  // copy engine and early copies (info) -> consumers, late copies
   std::uint64_t early_free[Config::kRing];   // consumers, late copies (info) -> early copies
   std::uint64_t late_ready[Config::kLateStages];

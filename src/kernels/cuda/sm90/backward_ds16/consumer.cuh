@@ -16,6 +16,7 @@
 #include "../../ptx/registers.cuh"
 #include "../backward/key_gradients.cuh"
 #include "../split/tickets.cuh"
+#include "key_values.cuh"
 #include "step_parts.cuh"
 
 namespace flamia::sm90::ds16 {
@@ -125,10 +126,7 @@ struct Consumer {
       references() = pack_halves(of_tile, of_tile);
       if ((info.flags & kCut) != 0) {
         const int in_tile = info.query % kKeyTile;
-        references() = cut_references(
-            raise,
-            row_arrays<Config::kScaleGroup>(params.row_records, params.slots, params.query_heads).references + info.row - in_tile,
-            of_tile, window(), key, info.query - in_tile);
+        references() = cut_references(raise, storage.tile_references[slot], of_tile, window(), key, info.query - in_tile);
       }
     }
     float4 rho[2], fold[2];  // a group ahead
@@ -176,6 +174,7 @@ struct Consumer {
   /// What a thread must know to add dQ of a step to the partial sums.
   struct SumRows {
     int group, left;  // of the warp's 16 rows; rows of the document from its first on
+    bool stored;      // not added: nothing has been before
     float unit[2];
   };
   __device__ __forceinline__ SumRows load_sum_rows(std::uint32_t count) const {
@@ -183,7 +182,8 @@ struct Consumer {
     const std::uint32_t t = thread();
     const int warp = static_cast<int>(t / 32 % 4);
     const float2 words = ptx::load_shared_float2(ptx::shared_address(&sums.group));
-    SumRows rows{__float_as_int(words.x) + warp, __float_as_int(words.y) - 16 * warp, {1.0f, 1.0f}};
+    const int group = __float_as_int(words.x);
+    SumRows rows{(group < 0 ? ~group : group) + warp, __float_as_int(words.y) - 16 * warp, group < 0, {1.0f, 1.0f}};
     if constexpr (Config::kPartials == PartialFormat::f16) {
       const std::uint32_t at = ptx::shared_address(sums.unit + (t / 32 % 4 * 16 + t % 32 / 4));
       rows.unit[0] = ptx::load_shared_float(at);
@@ -198,7 +198,10 @@ struct Consumer {
     auto* const to = static_cast<std::uint8_t*>(params.dq_partials) +
                      static_cast<std::int64_t>(rows.group) * (kGroup * Config::kHeadDim * Partials<Config>::kBytes) +
                      (t / 128 * (kGroup * Config::kQueryColumns * Partials<Config>::kBytes) + t % 32 * 16);
-    partials.add(to);
+    if (rows.stored)
+      partials.store(to);
+    else
+      partials.add(to);
   }
 
   __device__ __forceinline__ void arrive(std::uint64_t* barrier) const {
@@ -226,7 +229,7 @@ struct Consumer {
     const StepFields offset = load_step<Record>(records_of(slot), Record::kOffset, place());
     ptx::wait_products<0>();
     ptx::fence_registers(step.y);
-    if constexpr (Config::kRing == 2 && Config::kQueryGradients)
+    if constexpr (Config::kQueryGradients && Config::kRing == 2)
       ptx::barrier_wait(&storage.exchange_ready[now.before.slot], now.before.parity);
     finish_gradients(step, offset, keys.value, load_gains<Record>(records_of(slot)), exchange_of(slot), slot);
     __syncwarp();
@@ -311,7 +314,7 @@ struct Consumer {
       bias = load_step<Record>(records_of(after.early.slot), Record::kBias, place());
     }
     if (partials.kHalf && !first) add_dq(partials, rows);
-    if (now.count == begun && !first) arrive(&storage.key16_free);
+    if (Config::kKeysCopied && now.count == begun && !first) arrive(&storage.key16_free);
     if constexpr (kMore) {
       ptx::wait_products<1>();
       ptx::fence_registers(x);
@@ -332,8 +335,13 @@ struct Consumer {
     return __any_sync(kFullWarp, next_plain);
   }
 
-  /// The BF16 copy of K is needed from an item's second step on: dQ is a step late.
-  __device__ __forceinline__ void wait_for_key16(int item) const { ptx::barrier_wait(&storage.key16_ready, item & 1); }
+  /// K in BF16, from an item's second step on: dQ is a step late, so that of the item before is in use until the first has passed.
+  __device__ __forceinline__ void provide_key_values(int item) const {
+    if constexpr (Config::kKeysCopied)
+      ptx::barrier_wait(&storage.key16_ready, item & 1);
+    else
+      make_key_values(storage, thread(), group());
+  }
   /// dQ of the block's last step.
   __device__ __forceinline__ void end(StepRegisters<Config>& step, const Position<Config>& after) const {
     ptx::barrier_wait(&storage.exchange_ready[after.before.slot], after.before.parity);
@@ -374,8 +382,9 @@ __device__ __forceinline__ void consume(const BackwardParams& params, Storage<Co
     const std::uint32_t begun = now.count, last = begun + steps - 1;
     bool plain = false;
 #pragma unroll 1
-    for (; now.count != last; now = now.next()) {
-      if (now.count == begun + 1) consumer.wait_for_key16(item);
+    for (;; now = now.next()) {
+      if (now.count == begun + 1) consumer.provide_key_values(item);
+      if (now.count == last) break;
       // Steps without anything special have a loop body of their own, free of rare code.
       if (plain)
         plain = consumer.template step<true, true>(sums, step, now, begun, work);
@@ -383,10 +392,14 @@ __device__ __forceinline__ void consume(const BackwardParams& params, Storage<Co
         plain = consumer.template step<true, false>(sums, step, now, begun, work);
     }
     __syncwarp();
-    consumer.arrive(&storage.keys_free);
-    if (steps == 2) consumer.wait_for_key16(item);
+    if (steps > 1) consumer.arrive(&storage.keys_free);
     consumer.template step<false, false>(sums, step, now, begun, work);
-    if (steps == 1) consumer.wait_for_key16(item);
+    if (steps == 1) {  // made of K, which may go then; copied behind the next item's first step, which waits for K's room
+      if constexpr (!Config::kKeysCopied) consumer.provide_key_values(item);
+      __syncwarp();
+      consumer.arrive(&storage.keys_free);
+      if constexpr (Config::kKeysCopied) consumer.provide_key_values(item);
+    }
     now = now.next();
     write_key_gradient(consumer, sums, work, format, rotated);
     ptx::barrier_wait(&storage.keys_ready, (item & 1) ^ 1);

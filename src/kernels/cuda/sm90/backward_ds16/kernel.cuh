@@ -26,12 +26,13 @@ __device__ __forceinline__ void initialise(Storage<Config>& storage) {
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    gradients_kernel(const __grid_constant__ BackwardParams params, GradientFormat format, bool rotated) {
+    gradients_kernel(const __grid_constant__ BackwardParams params, const __grid_constant__ RowArrays rows, GradientFormat format,
+                     bool rotated) {
   extern __shared__ __align__(1024) std::uint8_t shared_memory[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared_memory);
   split::run_roles<Config>([&] { initialise<Config>(storage); },
                            [&](int thread) {
-                             const Producer<Config> producer{params, storage};
+                             const Producer<Config> producer{params, rows, storage};
                              if (thread == 0) producer.copy_early();
                              if (thread == 32) producer.copy_late();
                              if (thread == 64) producer.schedule();

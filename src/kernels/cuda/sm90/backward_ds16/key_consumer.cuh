@@ -93,7 +93,7 @@ struct KeyConsumer : Consumer<Config> {
   }
 
   // Only dQ needs these.
-  __device__ __forceinline__ void wait_for_key16(int) const {}
+  __device__ __forceinline__ void provide_key_values(int) const {}
   __device__ __forceinline__ void end(StepRegisters<Config>&, const Position<Config>&) const {}
 };
 

@@ -12,7 +12,8 @@ namespace flamia::sm90::ds16 {
 template <class Config>
 cudaError_t launch(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream) {
   return launch_persistent<gradients_kernel<Config>, static_cast<int>(sizeof(Storage<Config>))>(
-      multiprocessors, Config::kThreads, stream, params, config.gradients, config.rotated);
+      multiprocessors, Config::kThreads, stream, params,
+      row_arrays<Config::kScaleGroup>(params.row_records, params.slots, params.query_heads), config.gradients, config.rotated);
 }
 
 template <int kHeadDim, ScaleGroup kScaleGroup, PartialFormat kPartials>

@@ -4,8 +4,9 @@
 //
 //   scheduler      ticket -> item -> document, three trips to memory, a few steps before the work is needed
 //   early copies   K and V of an item; Q, dO' and records of its steps, and what is said about them
-//   late copies    what the gradients of those steps need besides; the BF16 copy of K
+//   late copies    what the gradients of those steps need besides
 #pragma once
+#include <climits>
 #include <cstdint>
 
 #include "../../ptx/bulk_copy.cuh"
@@ -35,19 +36,17 @@ template <class Config>
 struct Producer {
   using Record = typename Config::Record;
   const BackwardParams& params;
+  const RowArrays& rows;
   Storage<Config>& storage;
 
   __device__ __forceinline__ Window window() const { return {params.window_left, params.window_right}; }
-  __device__ __forceinline__ RowArrays rows() const {
-    return row_arrays<Config::kScaleGroup>(params.row_records, params.slots, params.query_heads);
-  }
   __device__ __forceinline__ std::int64_t key_row(const Work& work) const {
     return work.key_head * params.slots + work.slot_start + work.first_key;
   }
 
   /// Fetches an item whenever one is wanted. The last of the grid to run out of tickets leaves the counter as it found it.
   __device__ __forceinline__ void schedule() const {
-    split::Tickets tickets(params, params.key_heads, params.heads_per_group);
+    split::Tickets<Config::kQueryGradients> tickets(params, params.key_heads, params.heads_per_group);
     for (int item = 0;; ++item) {
       if (item > 0) ptx::barrier_wait_patiently(&storage.item_wanted, (item & 1) ^ 1, kSchedulerNap);
       const split::Assignment next = tickets.take();
@@ -60,7 +59,14 @@ struct Producer {
               next.head,
               steps.first,
               steps.count,
-              next.head < 0 ? -1 : steps.count * (params.query_heads / params.key_heads)};
+              next.head < 0 ? -1 : steps.count * (params.query_heads / params.key_heads),
+              0,
+              INT_MAX};
+      if (next.document.length <= kOneBlockTokens) {  // the second tile has been before the first
+        const StepRange added = step_range(window(), kKeyTile, next.first == 0 ? next.document.length : 0);
+        work.added_first = added.first;
+        work.added_blocks = added.count;
+      }
       ptx::barrier_arrive(&storage.item_ready);
       if (next.head < 0) break;
     }
@@ -83,6 +89,8 @@ struct Producer {
         const int next_query = next_head ? work.first_step * kQueryStep : query + kQueryStep;
         const int next_flags = flags_of_step(window(), next_query, work.first_key, work.length);
         if ((next_flags & backward::kMasked) != 0) flags |= backward::kNextMasked;
+        const int after_first = query / kQueryStep - work.added_first;
+        if (after_first < 0 || after_first >= work.added_blocks) flags |= kNothingAdded;
         copy_scores(now,
                     {query, static_cast<std::int32_t>(head * params.slots + work.slot_start + query), flags, work.length - query});
         now = now.next();
@@ -112,7 +120,7 @@ struct Producer {
         copy_gradients(late, storage.sums[count % Config::kSumSlots], step);
       }
       // A step late: that of the item before is in use until this item's first step, and this one's copies must not wait for it.
-      if (Config::kQueryGradients && first) copy_key16(item);
+      if (Config::kKeysCopied && first) copy_key16(item);
       if (end) break;
       first = (step.flags & kFirstOfItem) != 0;
       if (first) ++item;
@@ -141,9 +149,15 @@ struct Producer {
     const std::int64_t at = static_cast<std::int64_t>(step.row) * Config::kHeadDim;
     ptx::barrier_wait_patiently(&storage.early_free[now.slot], now.parity ^ 1, kCopyNap);
     storage.info[now.slot] = step;
-    ptx::barrier_arrive_expect(ready, Config::kScoreStepBytes + Config::kStepBytes + Record::kStepBytes);
+    const bool cut = (step.flags & backward::kCut) != 0;
+    ptx::barrier_arrive_expect(
+        ready, Config::kScoreStepBytes + Config::kStepBytes + Record::kStepBytes + (cut ? sizeof(storage.tile_references[0]) : 0));
+    if (cut) {
+      ptx::bulk_copy(storage.tile_references[now.slot], rows.references + step.row - step.query % kKeyTile,
+                     sizeof(storage.tile_references[0]), ready);
+    }
     ptx::bulk_copy(stage.query, params.query_rows + at * kScoreBytes<Config::kScaleGroup>, Config::kScoreStepBytes, ready);
-    ptx::bulk_copy(storage.records[now.slot], rows().records + static_cast<std::int64_t>(step.row) / kGroup * Record::kBytes,
+    ptx::bulk_copy(storage.records[now.slot], rows.records + static_cast<std::int64_t>(step.row) / kGroup * Record::kBytes,
                    Record::kStepBytes, ready);
     ptx::bulk_copy(stage.gradient, params.gradient_rows + at, Config::kStepBytes, ready);
   }
@@ -153,15 +167,14 @@ struct Producer {
     std::uint64_t* const ready = &storage.late_ready[late.slot];
     const std::int64_t at = static_cast<std::int64_t>(step.row) * Config::kHeadDim;
     ptx::barrier_wait_patiently(&storage.late_free[late.slot], late.parity ^ 1, kCopyNap);
-    sums.group = step.row / kGroup;
+    sums.group = (step.flags & kNothingAdded) != 0 ? ~(step.row / kGroup) : step.row / kGroup;
     sums.rows = step.rows;
     sums.masked = step.flags & backward::kMasked;
     ptx::barrier_arrive_expect(ready, 3 * Config::kStepBytes + sizeof(sums.group_words) + (scaled ? sizeof(sums.unit) : 0));
     ptx::bulk_copy(stage.gradient_transposed, params.gradient_transposed + at, Config::kStepBytes, ready);
-    ptx::bulk_copy(sums.group_words,
-                   rows().records + static_cast<std::int64_t>(step.row) / kGroup * Record::kBytes + Record::kWords,
+    ptx::bulk_copy(sums.group_words, rows.records + static_cast<std::int64_t>(step.row) / kGroup * Record::kBytes + Record::kWords,
                    sizeof(sums.group_words), ready);
-    if constexpr (scaled) ptx::bulk_copy(sums.unit, rows().units + step.row, sizeof(sums.unit), ready);
+    if constexpr (scaled) ptx::bulk_copy(sums.unit, rows.units + step.row, sizeof(sums.unit), ready);
     ptx::bulk_copy(stage.query16, params.query_rows16 + at, 2 * Config::kStepBytes, ready);
   }
 };

@@ -235,6 +235,11 @@ struct Partials {
     for (int i = 0; i < kWords; ++i)
       word[i] = kHalf ? ptx::pack_f16x2(x[2 * i] * unit[i % 2], x[2 * i + 1] * unit[i % 2]) : __float_as_uint(x[i]);
   }
+  __device__ __forceinline__ void store(std::uint8_t* to) const {
+#pragma unroll
+    for (int i = 0; i < kWords; i += 4)
+      *reinterpret_cast<uint4*>(to + i / 4 * 512) = make_uint4(word[i], word[i + 1], word[i + 2], word[i + 3]);
+  }
   /// `to` = where the lane's first 16 bytes lie.
   __device__ __forceinline__ void add(std::uint8_t* to) const {
 #pragma unroll

@@ -13,7 +13,7 @@ using namespace split;
 
 bool valid(const BackwardParams& p, const BackwardConfig& config) {
   return backward::has_shape(p, config) && backward::has_operands(p, config) && backward::has_work(p) &&
-         backward::has_records(p, config) && backward::has_results(p);
+         backward::has_records(p, config) && backward::has_results(p) && (config.ds == DsFormat::e4m3 || p.key_rows16 != nullptr);
 }
 
 template <class Launch>

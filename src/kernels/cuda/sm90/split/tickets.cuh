@@ -20,6 +20,8 @@ struct Assignment {
   std::int32_t head;
 };
 
+/// kOneBlock: documents of at most kOneBlockTokens tokens are one assignment after the other, their last tile first.
+template <bool kOneBlock = false>
 class Tickets {
  public:
   /// `heads` is the number of heads that the kernel enumerates, `heads_per_group` those worked on together.
@@ -49,13 +51,24 @@ class Tickets {
       next_.document = params_.documents[item_.document];
       next_.first = item_.first;
       progress_ = 3;
+      if (!kOneBlock || next_.document.length > kOneBlockTokens || next_.document.length <= kKeyTile) return;
+      static_assert(kOneBlockTokens == 2 * kKeyTile);
+      if (item_.first == 0)
+        next_.first = kKeyTile;
+      else
+        progress_ = 0;  // it comes with the document's first tile
     }
   }
 
   __device__ __forceinline__ Assignment take() {
     while (progress_ != 3) fetch();
     progress_ = 0;
-    return next_;
+    const Assignment taken = next_;
+    if (kOneBlock && taken.head >= 0 && taken.document.length <= kOneBlockTokens && taken.first > 0) {
+      next_.first = 0;
+      progress_ = 3;
+    }
+    return taken;
   }
 
   /// The last block to run out of tickets leaves the counter as it found it.
