@@ -117,11 +117,12 @@ void expect_forward_codes(const Input& in, const Codes& codes, bool sharp, bool 
   EXPECT_EQ(d.missing, 0) << d;
   EXPECT_LE(d.greatest, 8e-6) << d;
   EXPECT_EQ(d.far, 0) << d;
-  // One code in a million lies so near a rounding border that t - m, rounded with another m, falls to the other side. Sharp rows move their
+  // One code in a million lies so near a rounding border that t - m, rounded with another m, falls to the other side: two of 700,000 are chance,
+  // five are not. Sharp rows move their
   // reference after a tile was made: what was rounded then and is subnormal now is half a step away.
   const auto share = [&](double part) { return static_cast<std::int64_t>(part * static_cast<double>(d.nonzero)); };
   // tilesum (rises): m rises by six steps or more once a row is free; what its first tiles rounded in finer steps then differs likewise.
-  EXPECT_LE(d.normal, rises ? share(3e-3) : sharp ? share(2e-3) : share(1e-6) + 1) << d;
+  EXPECT_LE(d.normal, rises ? share(3e-3) : sharp ? share(2e-3) : share(1e-6) + 4) << d;
   if (!sharp) {
     EXPECT_LE(d.subnormal, rises ? share(3e-2) : share(1e-5) + 2) << d;
   }

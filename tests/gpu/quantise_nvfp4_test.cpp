@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // NVFP4 beside E4M3 in one launch of the GPU quantiser: codes, scales, FP16 values and exponents against the host quantiser, every bit; the
 // E4M3 codes and exponents as without NVFP4.
+#include "quantize/cuda/expand_nvfp4.hpp"
 #include "support/operand.hpp"
 
 namespace flamia::test {
@@ -62,6 +63,21 @@ struct OnDevice {
     cuda_ok(cudaDeviceSynchronize());
     return {};
   }
+  /// Values in FP16 once more, from codes and scales alone.
+  std::vector<std::uint16_t> expand(const Case& c) const {
+    if (!c.codes) return {};
+    DeviceBuffer<std::uint16_t> made(c.heads * slots * c.dim);
+    made.poison();
+    quantize::gpu::ExpandNvfp4Params p;
+    p.operands[1] = {codes.get(), scales.get(), made.get(), c.heads};
+    p.head_dim = c.dim;
+    p.slots = slots;
+    p.used_slots = &schedule::gpu::view(shape, schedule_memory.get()).totals->slots;
+    const Status status = quantize::gpu::launch_expand_nvfp4(p, nullptr);
+    EXPECT_TRUE(status.ok()) << status.message();
+    cuda_ok(cudaDeviceSynchronize());
+    return made.download();
+  }
   schedule::gpu::Shape shape;
   DeviceBuffer<std::int32_t> lengths;
   DeviceBuffer<char> schedule_memory;
@@ -76,8 +92,8 @@ struct OnDevice {
 
 /// Counted over the used slots.
 struct Wrong {
-  std::int64_t tokens = 0, flagged = 0, codes = 0, scales = 0, halves = 0, exponents = 0;
-  std::int64_t sum() const { return codes + scales + halves + exponents; }
+  std::int64_t tokens = 0, flagged = 0, codes = 0, scales = 0, halves = 0, expanded = 0, exponents = 0;
+  std::int64_t sum() const { return codes + scales + halves + expanded + exponents; }
 };
 
 Wrong compare(const Case& c, const Packing& packing, const std::vector<std::uint16_t>& data, const OnDevice& device) {
@@ -99,7 +115,7 @@ Wrong compare(const Case& c, const Packing& packing, const std::vector<std::uint
   const auto at = [](std::int64_t i) { return static_cast<std::size_t>(i); };
   const std::vector<std::uint8_t> codes = device.codes.download(), scales = device.scales.download();
   const std::vector<std::uint8_t> exponents = device.nvfp4_exponents.download();
-  const std::vector<std::uint16_t> halves = device.halves.download();
+  const std::vector<std::uint16_t> halves = device.halves.download(), expanded = device.expand(c);
   const int groups = c.dim / 16;
   Wrong wrong;
   for (std::int64_t head = 0; head < c.heads; ++head) {
@@ -123,8 +139,9 @@ Wrong compare(const Case& c, const Packing& packing, const std::vector<std::uint
           const float value =
               flagged ? 0.f : numerics::mul(numerics::decode<numerics::kE2M1>(code), numerics::decode<numerics::kE4M3>(scale));
           EXPECT_EQ(numerics::decode_f16(numerics::encode_f16(value)), value);  // FP16 holds it
-          wrong.halves +=
-              halves[at(quantize::gpu::rows_f16_offset(device.slots, c.dim, head, slot, channel))] != numerics::encode_f16(value);
+          const std::size_t element = at(quantize::gpu::rows_f16_offset(device.slots, c.dim, head, slot, channel));
+          wrong.halves += halves[element] != numerics::encode_f16(value);
+          wrong.expanded += c.codes && expanded[element] != numerics::encode_f16(value);
         }
       }
     }
@@ -144,6 +161,7 @@ void check(const Case& c, const Packing& packing, Random& random) {
   EXPECT_EQ(wrong.codes, 0);
   EXPECT_EQ(wrong.scales, 0);
   EXPECT_EQ(wrong.halves, 0);
+  EXPECT_EQ(wrong.expanded, 0);
   EXPECT_EQ(wrong.exponents, 0);
 
   OnDevice plain(c, packing, data);

@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/backend/forward_call.hpp"
 #include "quantize/cuda/dequantise.hpp"
+#include "quantize/cuda/expand_nvfp4.hpp"
 #include "quantize/cuda/gradient.hpp"
 #include "schedule/cuda/clear.hpp"
 
@@ -90,7 +91,9 @@ Status BackwardCall::quantise() const {
   params.block_capacity = schedule_.block_capacity;
   params.scratch = memory_.scratch;
   if (Status s = quantize::gpu::launch_gradient(params, stream_); !s.ok()) return s;
-  return form_.ds == sm90::DsFormat::bf16 ? dequantise() : Status();
+  if (form_.ds != sm90::DsFormat::bf16) return {};
+  if (Status s = dequantise(); !s.ok()) return s;
+  return form_.nvfp4 ? expand_nvfp4() : Status();
 }
 
 Status BackwardCall::dequantise() const {
@@ -103,6 +106,16 @@ Status BackwardCall::dequantise() const {
   return quantize::gpu::launch_dequantise(params, stream_);
 }
 
+Status BackwardCall::expand_nvfp4() const {
+  quantize::gpu::ExpandNvfp4Params params;
+  params.operands[0] = {saved_.q.nvfp4.codes, saved_.q.nvfp4.scales, memory_.query_scores, problem_.query_heads};
+  params.operands[1] = {saved_.k.nvfp4.codes, saved_.k.nvfp4.scales, memory_.key_scores, problem_.key_heads};
+  params.head_dim = problem_.head_dim;
+  params.slots = slots_;
+  params.used_slots = &schedule_.totals->slots;
+  return quantize::gpu::launch_expand_nvfp4(params, stream_);
+}
+
 sm90::BackwardConfig BackwardCall::config() const {
   sm90::BackwardConfig config = backward_config(problem_, form_, options_);
   config.gradients = tensors_.d_q.dtype == DType::f32 ? sm90::GradientFormat::f32 : sm90::GradientFormat::bf16;
@@ -111,13 +124,13 @@ sm90::BackwardConfig BackwardCall::config() const {
 
 sm90::BackwardParams BackwardCall::params() const {
   sm90::BackwardParams params;
-  const auto scores = [&](const OperandMemory& m) {
-    return form_.nvfp4 ? reinterpret_cast<const std::uint8_t*>(m.nvfp4.halves) : m.rows;
+  const auto scores = [&](const OperandMemory& m, const std::uint16_t* values) {
+    return form_.nvfp4 ? reinterpret_cast<const std::uint8_t*>(values) : m.rows;
   };
-  params.query_rows = scores(saved_.q);
+  params.query_rows = scores(saved_.q, memory_.query_scores);
   params.query_rows16 = memory_.query16;
   params.query_transposed = saved_.q.transposed;
-  params.key_rows = scores(saved_.k);
+  params.key_rows = scores(saved_.k, memory_.key_scores);
   params.key_rows16 = memory_.key16;
   params.key_transposed = saved_.k.transposed;
   params.value_rows = saved_.v.rows;

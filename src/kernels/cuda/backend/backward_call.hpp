@@ -24,6 +24,7 @@ class BackwardCall {
 
  private:
   Status dequantise() const;
+  Status expand_nvfp4() const;
 
   const Problem& problem_;
   const PlanOptions& options_;

@@ -78,6 +78,10 @@ BackwardMemory backward_memory(const Problem& problem, const HopperForm& form, c
     memory.query16 = workspace.take<std::uint16_t>(query_slots * problem.head_dim);
     if (options.deterministic || form.nvfp4) memory.key16 = workspace.take<std::uint16_t>(key_slots * problem.head_dim);
   }
+  if (form.nvfp4) {
+    memory.query_scores = workspace.take<std::uint16_t>(query_slots * problem.head_dim);
+    memory.key_scores = workspace.take<std::uint16_t>(key_slots * problem.head_dim);
+  }
   const bool scaled = form.partials == sm90::PartialFormat::f16;
   if (!options.deterministic) {
     if (scaled) memory.dq_exponent = workspace.take<std::int16_t>(query_slots);
@@ -101,8 +105,12 @@ ForwardMemory forward_memory(const Problem& problem, const HopperForm& form, con
   ForwardMemory memory;
   for (const auto& [operand, heads_slots] : {std::pair{&memory.q, query_slots}, {&memory.k, key_slots}}) {
     if (form.nvfp4) {
-      operand->nvfp4.halves = kept.take<std::uint16_t>(heads_slots * problem.head_dim);
+      operand->nvfp4.halves = workspace.take<std::uint16_t>(heads_slots * problem.head_dim);
       operand->nvfp4.exponents = workspace.take<std::uint8_t>(heads_slots);
+    }
+    if (form.nvfp4 && options.training) {
+      operand->nvfp4.codes = saved.take<std::uint8_t>(heads_slots * problem.head_dim / 2);
+      operand->nvfp4.scales = saved.take<std::uint8_t>(heads_slots * problem.head_dim / 16);
     }
     if (!form.nvfp4 || options.training) operand->rows = kept.take<std::uint8_t>(heads_slots * problem.head_dim);
     operand->exponents = kept.take<std::uint8_t>(heads_slots);

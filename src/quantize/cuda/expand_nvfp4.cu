@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// A thread makes eight channels of a slot at a time: it reads 4 bytes of codes and a scale, and writes 16. Eight threads write a core matrix of
+// 128 bytes.
+#include "quantize/cuda/expand_nvfp4.hpp"
+
+#include <string>
+
+#include "kernels/cuda/ptx/half.cuh"
+#include "kernels/cuda/sm90/layout.hpp"
+#include "quantize/cuda/quantise.hpp"
+
+namespace flamia::quantize::gpu {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kOctetsPerThread = 4;  // loads in flight
+constexpr std::uint32_t kFlaggedScale = 0x7f;
+constexpr std::uint32_t kTwoTo14 = 0x74007400, kTwoTo8 = 0x5c005c00;  // in FP16, twice
+
+/// Bits of E2M1 and E4M3 at the upper end of FP16's mantissa are 2^-14 and 2^-8 of their value. All products are exact.
+__device__ __forceinline__ uint4 values_of(std::uint32_t codes, std::uint32_t scale) {
+  const std::uint32_t bits = scale == kFlaggedScale ? 0u : scale << 7, factor = ptx::multiply_f16x2(bits | bits << 16, kTwoTo8);
+  std::uint32_t words[4];
+#pragma unroll
+  for (int pair = 0; pair < 4; ++pair) {
+    const std::uint32_t low = codes >> 8 * pair & 15u, high = codes >> (8 * pair + 4) & 15u;
+    const std::uint32_t both = low | high << 16, small = (both & 0x00070007u) << 9 | (both & 0x00080008u) << 12;
+    words[pair] = ptx::multiply_f16x2(ptx::multiply_f16x2(small, kTwoTo14), factor);
+  }
+  return {words[0], words[1], words[2], words[3]};
+}
+
+/// Grid: slots in x, heads of both operands in y.
+template <int D>
+__global__ __launch_bounds__(kThreads) void expand_nvfp4_kernel(const __grid_constant__ ExpandNvfp4Params p) {
+  constexpr int kPerSlot = D / 8;
+  const bool second = static_cast<int>(blockIdx.y) >= p.operands[0].heads;
+  const std::int64_t head = static_cast<int>(blockIdx.y) - (second ? p.operands[0].heads : 0);
+  const std::uint8_t* const codes = second ? p.operands[1].codes : p.operands[0].codes;
+  const std::uint8_t* const scales = second ? p.operands[1].scales : p.operands[0].scales;
+  std::uint16_t* const halves = second ? p.operands[1].halves : p.operands[0].halves;
+  const std::int64_t used = *p.used_slots;
+  std::uint32_t code[kOctetsPerThread], scale[kOctetsPerThread];
+  std::int64_t to[kOctetsPerThread];
+#pragma unroll
+  for (int i = 0; i < kOctetsPerThread; ++i) {
+    const int in_block = i * kThreads + static_cast<int>(threadIdx.x), in_rows = in_block % (8 * kPerSlot), octet = in_rows / 8;
+    const std::int64_t slot =
+        std::int64_t{blockIdx.x} * (kOctetsPerThread * kThreads / kPerSlot) + in_block / (8 * kPerSlot) * 8 + in_rows % 8;
+    const std::int64_t at = head * p.slots + slot;
+    to[i] = slot < used + sm90::kTailSlots ? rows_f16_offset(p.slots, D, head, slot, 8 * octet) : -1;
+    const bool read = slot < used;
+    code[i] = read ? __ldg(reinterpret_cast<const std::uint32_t*>(codes + at * (D / 2)) + octet) : 0u;
+    scale[i] = read ? __ldg(scales + at * (D / 16) + octet / 2) : 0u;
+  }
+#pragma unroll
+  for (int i = 0; i < kOctetsPerThread; ++i)
+    if (to[i] >= 0) *reinterpret_cast<uint4*>(halves + to[i]) = values_of(code[i], scale[i]);
+}
+
+template <int D>
+cudaError_t enqueue(const ExpandNvfp4Params& p, cudaStream_t stream) {
+  constexpr std::int64_t kSlots = kOctetsPerThread * kThreads / (D / 8);  // of a thread block
+  const dim3 grid(static_cast<unsigned>((p.slots + kSlots - 1) / kSlots),
+                  static_cast<unsigned>(p.operands[0].heads + p.operands[1].heads));
+  expand_nvfp4_kernel<D><<<grid, kThreads, 0, stream>>>(p);
+  return cudaGetLastError();
+}
+
+constexpr int kMostHeads = 65535;  // a grid's y
+
+bool aligned(const void* pointer, std::uintptr_t bytes) { return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0; }
+
+Status check(const ExpandNvfp4Params& p) {
+  if (p.head_dim != 64 && p.head_dim != 128)
+    return Status::unsupported("head_dim = " + std::to_string(p.head_dim) + ": the GPU makes values of 64 and 128 channels");
+  const int heads = p.operands[0].heads + p.operands[1].heads;
+  if (heads <= 0 || heads > kMostHeads)
+    return Status::invalid("heads of both operands = " + std::to_string(heads) + " must be 1 to " + std::to_string(kMostHeads));
+  for (const ExpandNvfp4Params::Operand& operand : p.operands) {
+    if (operand.heads == 0) continue;
+    if (operand.codes == nullptr || operand.scales == nullptr || operand.halves == nullptr || !aligned(operand.codes, 4) ||
+        !aligned(operand.halves, 16))
+      return Status::invalid("codes, scales and halves must be device memory, codes aligned to 4 bytes and halves to 16");
+  }
+  if (p.used_slots == nullptr || p.slots <= 0) return Status::invalid("the schedule is missing: used_slots is null, or no slots");
+  return {};
+}
+
+}  // namespace
+
+Status launch_expand_nvfp4(const ExpandNvfp4Params& params, cudaStream_t stream) {
+  if (Status status = check(params); !status.ok()) return status;
+  const cudaError_t error = params.head_dim == 128 ? enqueue<128>(params, stream) : enqueue<64>(params, stream);
+  if (error == cudaSuccess) return {};
+  return {StatusCode::device_error, std::string("expanding NVFP4: ") + cudaGetErrorName(error) + ", " + cudaGetErrorString(error)};
+}
+
+}  // namespace flamia::quantize::gpu
