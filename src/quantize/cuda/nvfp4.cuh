@@ -15,12 +15,18 @@ namespace flamia::quantize::gpu {
 inline constexpr std::uint32_t kFlaggedScale = 0x7f;
 inline constexpr int kScaleChannels = 16;
 
-/// Nearest magnitude of E2M1, ties to even, from a quotient >= 0: the addition of 1.5 * 2^22 times the power of two below it (at least 1)
-/// leaves one bit of mantissa.
+/// Nearest magnitude of E2M1, ties to even, from a quotient >= 0: the addition of 2^22 times one and a half of the power of two below it (at
+/// least 1) leaves one bit of mantissa.
 __device__ __forceinline__ float round_e2m1(float quotient) {
   const float q = fminf(quotient, 6.f);
-  const float binade = fmaxf(__uint_as_float(__float_as_uint(q) & 0x7f800000u), 1.f), magic = numerics::mul(binade, 0x1.8p22f);
-  return numerics::add(numerics::add(q, magic), -magic);
+  const float magic = __int_as_float((max(__float_as_int(q), 0x3f800000) & 0x7f800000) | 0x00400000);
+  return numerics::fma(magic, -0x1p22f, numerics::fma(magic, 0x1p22f, q));
+}
+/// x / 6, rounded to nearest: equal to the division for every x that does not make a scale of zero.
+__device__ __forceinline__ float sixth(float x) {
+  constexpr float kInverse = 1.f / 6.f;
+  const float near = numerics::mul(x, kInverse);
+  return numerics::fma(numerics::fma(-6.f, near, x), kInverse, near);
 }
 
 /// One of the two scales, and what it makes of the lane's octet.
@@ -30,10 +36,10 @@ struct Candidate {
   float error;       // of the whole group: squares summed in FP32, in the order of the channels
 };
 
-/// The quotient is a times 1 / scale in two words, so it is the nearest to a / scale unless that lies within 2^-47 of a midpoint, which never
+/// The quotient is a times 1 / scale in two words (however well the first approximates it, the second is what it leaves), so it is the nearest to a / scale unless that lies within 2^-47 of a midpoint, which never
 /// decides: a scale has four significant bits, so a quotient that is not a tie of E2M1 lies more than .53 ulp away from one.
 __device__ __forceinline__ void round_octet(const float (&a)[8], const Lane& lane, Candidate& candidate) {
-  const float s = candidate.scale, y = s == 0.f ? 0.f : __frcp_rn(s);
+  const float s = candidate.scale, y = s == 0.f ? 0.f : __fdividef(1.f, s);
   const float rest = numerics::mul(numerics::fma(-y, s, 1.f), y);
   float square[8];
 #pragma unroll
@@ -74,7 +80,7 @@ __device__ __forceinline__ Nvfp4Octet encode_octet(const float (&x)[8], float no
     amax = fmaxf(amax, a[c]);
   }
   amax = fmaxf(amax, __shfl_xor_sync(kFullWarp, amax, 1));
-  const std::uint16_t scales = ptx::pack_e4m3x2(__fdiv_rn(amax, 6.f), __fdiv_rn(amax, 4.f));
+  const std::uint16_t scales = ptx::pack_e4m3x2(sixth(amax), numerics::mul(amax, .25f));
   const __half2 decoded(__nv_cvt_fp8x2_to_halfraw2(scales, __NV_E4M3));
   Candidate six{__low2float(decoded), {}, 0.f}, four{__high2float(decoded), {}, 0.f};
   round_octet(a, lane, six);
@@ -125,18 +131,28 @@ __device__ __forceinline__ void store_halves(const Nvfp4Octet (&octet)[kLaneToke
 }
 
 /// NVFP4 of the lane's tokens, from values that `norm` still multiplies. `slot`: of the warp's first token, counted through the heads.
+/// The octets go round in the registers and are back in their places at the end: unrolled, the loop is 80 KB of instructions.
 template <int D>
-__device__ __forceinline__ void quantise_nvfp4(const Values<D> (&x)[kLaneTokens], float norm, const bool (&flagged)[kLaneTokens],
+__device__ __forceinline__ void quantise_nvfp4(Values<D> (&x)[kLaneTokens], float norm, const bool (&flagged)[kLaneTokens],
                                                const Lane& lane, std::int64_t slot, const Nvfp4Outputs& out) {
   const std::uint32_t bytes[kLaneTokens] = {flagged[0] ? numerics::kFlagged : 127u, flagged[1] ? numerics::kFlagged : 127u};
   store_bytes(bytes, lane, out.exponents + slot);
-#pragma unroll
+#pragma unroll 1
   for (int m = 0; m < Values<D>::kOctets; ++m) {
     const int index = kTokenLanes * m + lane.j;
     Nvfp4Octet octet[kLaneTokens];
 #pragma unroll
-    for (int i = 0; i < kLaneTokens; ++i) octet[i] = encode_octet(x[i].octet[m], norm, flagged[i], out.codes != nullptr, lane);
+    for (int i = 0; i < kLaneTokens; ++i) octet[i] = encode_octet(x[i].octet[0], norm, flagged[i], out.codes != nullptr, lane);
     store_halves<D>(octet, index, lane, out.halves + slot * D);
+#pragma unroll
+    for (int i = 0; i < kLaneTokens; ++i)
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        const float first = x[i].octet[0][c];
+#pragma unroll
+        for (int o = 1; o < Values<D>::kOctets; ++o) x[i].octet[o - 1][c] = x[i].octet[o][c];
+        x[i].octet[Values<D>::kOctets - 1][c] = first;
+      }
     if (out.codes == nullptr) continue;
 #pragma unroll
     for (int i = 0; i < kLaneTokens; ++i) {
