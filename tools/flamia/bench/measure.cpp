@@ -93,6 +93,22 @@ Status Call::make(const Workload& workload, const Recipe& recipe, const BenchOpt
   return {};
 }
 
+/// What the dO pass must move: dO and O are read in 2 bytes and written as two copies of the codes; dQ's sums are set to zero where a first one is not
+/// stored; for dS in BF16 codes of Q become values, those of K too where the kernel does not make them.
+double d_out_bytes(const Workload& workload, const Recipe& recipe, const BenchOptions& options) {
+  const bool ds_bf16 = recipe.d_s.first.element == Element::bf16;
+  double cleared = 0;  // tokens
+  for (const std::int32_t length : workload.lengths)
+    if (!options.deterministic && !(ds_bf16 && length <= sm90::kOneBlockTokens)) cleared += length;
+  const auto tokens = static_cast<double>(workload.tokens());
+  const double query_row = static_cast<double>(options.heads) * options.head_dim,
+               key_row = static_cast<double>(options.key_heads) * options.head_dim;
+  const bool key_values = options.deterministic || recipe.q.first.element == Element::e2m1;
+  const double sums = cleared * query_row * (recipe.accumulation.dq_f16 ? 2 : 4);
+  const double values = ds_bf16 ? 3 * tokens * (query_row + (key_values ? key_row : 0)) : 0;
+  return 6 * tokens * query_row + sums + values;
+}
+
 /// One part to time: what it enqueues, the operations and bytes that it stands for, its error.
 struct Part {
   const char* name;
@@ -126,13 +142,7 @@ Status measure(const Workload& workload, const Recipe& recipe, const BenchOption
       {options.training ? "forward_call" : "inference", [&] { return call.run_forward(); }, flops, 0, errors.output}};
   if (options.training) {
     const cuda::BackwardCall backward(call.plan, call.backward, call.saved.data(), call.backward_workspace.data(), nullptr);
-    // dO and O are read in 2 bytes; written: two copies of the codes, and zeros where dQ is summed. For dS in BF16 codes of Q (of K too where the kernel does not make them) become values
-    const double sum_bytes = recipe.accumulation.dq_f16 ? 2. : 4.;
-    const double value_bytes =
-        ds_bf16 ? 3. * (query_elements + (options.deterministic || recipe.q.first.element == Element::e2m1 ? key_elements : 0.))
-                : 0.;
-    wanted.push_back(
-        {"d_out", [backward] { return backward.quantise(); }, 0, (4. + 2. + sum_bytes) * query_elements + value_bytes});
+    wanted.push_back({"d_out", [backward] { return backward.quantise(); }, 0, d_out_bytes(workload, recipe, options)});
     wanted.push_back({"gradients", [backward] { return backward.differentiate(); }, 2.5 * flops, 0, errors.gradients});
     wanted.push_back({"backward", [&] { return call.run_backward(); }, 2.5 * flops, 0, errors.gradients});
     wanted.push_back({"call", [&] { return call.run(); }, 3.5 * flops, 0, errors.gradients});
