@@ -7,10 +7,12 @@ namespace flamia::cpu {
 namespace baseline {
 extern const TileCode kTileCode;
 }
-#if defined(FLAMIA_X86_TILE_CODE)
+#if defined(FLAMIA_AVX2_TILE_CODE)
 namespace avx2 {
 extern const TileCode kTileCode;
 }
+#endif
+#if defined(FLAMIA_AVX512_TILE_CODE)
 namespace avx512 {
 extern const TileCode kTileCode;
 }
@@ -19,9 +21,11 @@ extern const TileCode kTileCode;
 const TileCode* tile_code(Isa isa) {
   const TileCode* fast = nullptr;
   const TileCode* faster = nullptr;
-#if defined(FLAMIA_X86_TILE_CODE)
+#if defined(FLAMIA_AVX2_TILE_CODE)
   // every processor with AVX2 has F16C, which the code is compiled with too
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) fast = &avx2::kTileCode;
+#endif
+#if defined(FLAMIA_AVX512_TILE_CODE)
   if (fast && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl"))
     faster = &avx512::kTileCode;
