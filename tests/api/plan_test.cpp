@@ -16,7 +16,7 @@ using testing::HasSubstr;
 
 Status create(const Problem& problem, const PlanOptions& options = {}, const char* recipe = "mxfp8") {
   Plan plan;
-  const Status s = Plan::create(problem, recipe_named(recipe), options, &plan);
+  Status s = Plan::create(problem, recipe_named(recipe), options, &plan);
   EXPECT_EQ(s.ok(), plan.impl != nullptr);
   return s;
 }

@@ -2,7 +2,7 @@
 // Outputs appear whole or not at all.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
+#include <signal.h>  // NOLINT(modernize-deprecated-headers): POSIX
 #include <sys/stat.h>
 
 #include <thread>

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-extern char** environ;
+extern char** environ;  // NOLINT(readability-redundant-declaration): only glibc declares it
 
 namespace flamia::test {
 

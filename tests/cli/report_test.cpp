@@ -18,7 +18,7 @@ using testing::HasSubstr;
 using testing::Not;
 
 json run_json(std::vector<std::string> arguments, int code = 0) {
-  arguments.push_back("--json");
+  arguments.emplace_back("--json");
   const Outcome outcome = run(arguments);
   EXPECT_EQ(outcome.code, code) << outcome.err;
   return outcome.code == code ? json::parse(outcome.out) : json();

@@ -22,8 +22,8 @@ void Command::required_text(const std::string& name, std::string* value, const s
 }
 
 void Command::choice(const std::string& name, const std::vector<std::string>& words, const std::string& shown,
-                     const std::string& help, std::function<void(const std::string&)> chosen) {
-  app_->add_option_function<std::string>(name, std::move(chosen), help)->check(CLI::IsMember(words))->option_text(shown);
+                     const std::string& help, const std::function<void(const std::string&)>& chosen) {
+  app_->add_option_function<std::string>(name, chosen, help)->check(CLI::IsMember(words))->option_text(shown);
 }
 
 void Command::choice(const std::string& name, const std::vector<std::string>& words, const std::string& shown,

@@ -10,7 +10,7 @@
 
 #include "flamia/status.hpp"
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): the library's
 class App;
 }  // namespace CLI
 
@@ -29,7 +29,7 @@ class Command {
   void required_text(const std::string& name, std::string* value, const std::string& shown, const std::string& help);
   /// One of these words; `chosen` is called with it.
   void choice(const std::string& name, const std::vector<std::string>& words, const std::string& shown, const std::string& help,
-              std::function<void(const std::string&)> chosen);
+              const std::function<void(const std::string&)>& chosen);
   void choice(const std::string& name, const std::vector<std::string>& words, const std::string& shown, const std::string& help,
               std::string* value);
   void whole(const std::string& name, int* value, int least, int most, const std::string& shown, const std::string& help);

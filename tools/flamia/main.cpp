@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The flamia program. Exit codes: 0 done, 2 wrong usage or input, 3 valid but unsupported, 4 a file cannot be read or written, 1 other.
-#include <signal.h>
+#include <signal.h>  // NOLINT(modernize-deprecated-headers): POSIX
 
 #include <cstdio>
 #include <exception>

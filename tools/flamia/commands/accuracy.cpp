@@ -40,7 +40,7 @@ Status run(AccuracyFlags& flags, const Session& session) {
     Accuracy accuracy;
     cpu::Probe probe;
     cpu::Probe* const observer = own.device == Device::cpu ? &probe : nullptr;
-    const Status s = measure_accuracy(inputs, recipe, own, oracle, &accuracy, observer);
+    Status s = measure_accuracy(inputs, recipe, own, oracle, &accuracy, observer);
     if (s.code() == StatusCode::unsupported) {  // the others are measured all the same
       refused += (refused.empty() ? "" : "; ") + recipe.name() + ": " + s.message();
       continue;
@@ -49,7 +49,7 @@ Status run(AccuracyFlags& flags, const Session& session) {
     add_accuracy_rows({recipe.name()}, accuracy, &table);
     ++measured;
   }
-  const Status left_out = refused.empty() ? Status() : Status::unsupported("not measured: " + refused);
+  Status left_out = refused.empty() ? Status() : Status::unsupported("not measured: " + refused);
   if (measured == 0) return left_out;
   if (!flags.csv.empty())
     if (Status s = write_file(flags.csv, table.csv()); !s.ok()) return s;

@@ -2,7 +2,7 @@
 #include "io/output_file.hpp"
 
 #include <fcntl.h>
-#include <signal.h>
+#include <signal.h>  // NOLINT(modernize-deprecated-headers): POSIX
 #include <sys/stat.h>
 #include <unistd.h>
 
