@@ -71,13 +71,11 @@ TEST(Toolkit, E2M1) {
 }
 TEST(Toolkit, E3M2) {
   expect_agreement(compare([](float x) { return encode<kE3M2>(x); },
-                           [](float x) { return __nv_cvt_float_to_fp6(x, __NV_E3M2, cudaRoundNearest); },
-                           kStrideOfSix));
+                           [](float x) { return __nv_cvt_float_to_fp6(x, __NV_E3M2, cudaRoundNearest); }, kStrideOfSix));
 }
 TEST(Toolkit, E2M3) {
   expect_agreement(compare([](float x) { return encode<kE2M3>(x); },
-                           [](float x) { return __nv_cvt_float_to_fp6(x, __NV_E2M3, cudaRoundNearest); },
-                           kStrideOfSix));
+                           [](float x) { return __nv_cvt_float_to_fp6(x, __NV_E2M3, cudaRoundNearest); }, kStrideOfSix));
 }
 
 /// UE8M0 of a magnitude, rounded down, is the floor rule with a largest value of 2^0 in place of 2^8: exponents 8 apart.
