@@ -36,7 +36,8 @@ void make_sink(Input& in, std::int64_t at, float value) {
   scale_v(in, at, at + 1, value);
 }
 
-/// Error of each row relative to its own norm, or to a tenth of the median row where it is less: an outlier elsewhere lends no room.
+/// Error of each row relative to its own norm, or to a quarter of the median row where it is less (a small row is a difference of
+/// large terms): an outlier elsewhere lends no room.
 struct RowErrors {
   double median, of_99_percent, worst;
 };
@@ -53,7 +54,7 @@ RowErrors row_errors(const std::vector<float>& got, const std::vector<float>& wa
   }
   std::vector<double> sorted = norm;
   std::sort(sorted.begin(), sorted.end());
-  const double least = std::max(0.1 * sorted[sorted.size() / 2], 1e-300);
+  const double least = std::max(0.25 * sorted[sorted.size() / 2], 1e-300);
   for (std::size_t i = 0; i < error.size(); ++i) error[i] /= std::max(norm[i], least);
   std::sort(error.begin(), error.end());
   return {error[error.size() / 2], error[error.size() * 99 / 100], error.back()};
