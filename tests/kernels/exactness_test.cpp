@@ -100,14 +100,17 @@ TEST(Exactness, HoldsForWindowsAndGroupedHeads) {
 TEST(Exactness, TokenBlocksChangeNothingBeyondThemselves) {
   const Input in = packed(fresh_seed() + 22);
   for (const char* name : {"mxfp8", "mxfp8 ds=e4m3", "nvfp4"})
-    for (const std::int64_t cut : {70, 200})
+    for (const std::int64_t cut : {70, 200}) {
+      std::uint64_t leaked =
+          0;  // over the finite factors: a small one moves the block's exponent, which only codes below the normal ones notice
       for (const float factor : kFactors) {
         const std::int64_t block = (cut + 1) / 32 * 32;  // the first changed token's block starts here
         const Changes c = amplify(in, recipe(name), cut, block, (cut + 31) / 32 * 32, factor);
         EXPECT_EQ(c.inside() + c.back() + c.elsewhere, 0u) << name << " cut " << cut << " factor " << factor;
-        const Changes inside = amplify(in, recipe(name), cut, cut + 1, cut, factor);
-        EXPECT_GT(inside.inside(), 0u) << name << ", the block itself does leak: cut " << cut << " factor " << factor;
+        if (!std::isnan(factor)) leaked += amplify(in, recipe(name), cut, cut + 1, cut, factor).inside();
       }
+      EXPECT_GT(leaked, 0u) << name << ", the block itself does leak: cut " << cut;
+    }
 }
 
 TEST(Exactness, ComparisonRecipesLeak) {
