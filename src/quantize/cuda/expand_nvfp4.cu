@@ -3,17 +3,15 @@
 // 128 bytes.
 #include "quantize/cuda/expand_nvfp4.hpp"
 
-#include <string>
-
+#include "kernels/cuda/device_status.hpp"
 #include "kernels/cuda/ptx/half.cuh"
 #include "kernels/cuda/sm90/layout.hpp"
 #include "quantize/cuda/quantise.hpp"
+#include "quantize/cuda/two_operands.cuh"
 
 namespace flamia::quantize::gpu {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kOctetsPerThread = 4;  // loads in flight
 constexpr std::uint32_t kFlaggedScale = 0x7f;
 constexpr std::uint32_t kTwoTo14 = 0x74007400, kTwoTo8 = 0x5c005c00;  // in FP16, twice
 
@@ -45,8 +43,7 @@ __global__ __launch_bounds__(kThreads) void expand_nvfp4_kernel(const __grid_con
 #pragma unroll
   for (int i = 0; i < kOctetsPerThread; ++i) {
     const int in_block = i * kThreads + static_cast<int>(threadIdx.x), in_rows = in_block % (8 * kPerSlot), octet = in_rows / 8;
-    const std::int64_t slot =
-        std::int64_t{blockIdx.x} * (kOctetsPerThread * kThreads / kPerSlot) + in_block / (8 * kPerSlot) * 8 + in_rows % 8;
+    const std::int64_t slot = std::int64_t{blockIdx.x} * kSlotsPerThreadBlock<D> + in_block / (8 * kPerSlot) * 8 + in_rows % 8;
     const std::int64_t at = head * p.slots + slot;
     to[i] = slot < used + sm90::kTailSlots ? rows_f16_offset(p.slots, D, head, slot, 8 * octet) : -1;
     const bool read = slot < used;
@@ -60,31 +57,17 @@ __global__ __launch_bounds__(kThreads) void expand_nvfp4_kernel(const __grid_con
 
 template <int D>
 cudaError_t enqueue(const ExpandNvfp4Params& p, cudaStream_t stream) {
-  constexpr std::int64_t kSlots = kOctetsPerThread * kThreads / (D / 8);  // of a thread block
-  const dim3 grid(static_cast<unsigned>((p.slots + kSlots - 1) / kSlots),
-                  static_cast<unsigned>(p.operands[0].heads + p.operands[1].heads));
-  expand_nvfp4_kernel<D><<<grid, kThreads, 0, stream>>>(p);
+  expand_nvfp4_kernel<D><<<grid_of<D>(p), kThreads, 0, stream>>>(p);
   return cudaGetLastError();
 }
 
-constexpr int kMostHeads = 65535;  // a grid's y
-
-bool aligned(const void* pointer, std::uintptr_t bytes) { return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0; }
-
 Status check(const ExpandNvfp4Params& p) {
-  if (p.head_dim != 64 && p.head_dim != 128)
-    return Status::unsupported("head_dim = " + std::to_string(p.head_dim) + ": the GPU makes values of 64 and 128 channels");
-  const int heads = p.operands[0].heads + p.operands[1].heads;
-  if (heads <= 0 || heads > kMostHeads)
-    return Status::invalid("heads of both operands = " + std::to_string(heads) + " must be 1 to " + std::to_string(kMostHeads));
-  for (const ExpandNvfp4Params::Operand& operand : p.operands) {
-    if (operand.heads == 0) continue;
-    if (operand.codes == nullptr || operand.scales == nullptr || operand.halves == nullptr || !aligned(operand.codes, 4) ||
-        !aligned(operand.halves, 16))
-      return Status::invalid("codes, scales and halves must be device memory, codes aligned to 4 bytes and halves to 16");
-  }
-  if (p.used_slots == nullptr || p.slots <= 0) return Status::invalid("the schedule is missing: used_slots is null, or no slots");
-  return {};
+  const auto complete = [](const ExpandNvfp4Params::Operand& operand) {
+    return operand.codes != nullptr && operand.scales != nullptr && operand.halves != nullptr && aligned(operand.codes, 4) &&
+           aligned(operand.halves);
+  };
+  return check_two_operands(p, complete,
+                            "codes, scales and halves must be device memory, codes aligned to 4 bytes and halves to 16");
 }
 
 }  // namespace
@@ -92,8 +75,7 @@ Status check(const ExpandNvfp4Params& p) {
 Status launch_expand_nvfp4(const ExpandNvfp4Params& params, cudaStream_t stream) {
   if (Status status = check(params); !status.ok()) return status;
   const cudaError_t error = params.head_dim == 128 ? enqueue<128>(params, stream) : enqueue<64>(params, stream);
-  if (error == cudaSuccess) return {};
-  return {StatusCode::device_error, std::string("expanding NVFP4: ") + cudaGetErrorName(error) + ", " + cudaGetErrorString(error)};
+  return device_status(error, "expanding NVFP4");
 }
 
 }  // namespace flamia::quantize::gpu

@@ -7,6 +7,8 @@
 #include <limits>
 #include <string>
 
+#include "kernels/cuda/device_status.hpp"
+#include "quantize/cuda/checks.hpp"
 #include "quantize/cuda/divide.cuh"
 #include "quantize/cuda/prescale.hpp"
 #include "quantize/cuda/unit.cuh"
@@ -223,8 +225,6 @@ void enqueue(const GradientParams& p, unsigned units, cudaStream_t stream) {
   p.d_o.dtype == DType::bf16 ? enqueue<D, __nv_bfloat16>(p, units, stream) : enqueue<D, __half>(p, units, stream);
 }
 
-bool aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
-
 Status check_tensor(const char* name, const TensorView& t) {
   if (t.data == nullptr || !aligned(t.data))
     return Status::invalid(std::string(name) + " must be device memory aligned to 16 bytes");
@@ -276,8 +276,7 @@ Status launch_gradient(const GradientParams& params, cudaStream_t stream) {
     p.head_dim == 128 ? enqueue<128>(p, units, stream) : enqueue<64>(p, units, stream);
     error = cudaGetLastError();
   }
-  if (error == cudaSuccess) return {};
-  return {StatusCode::device_error, std::string("dO pass: ") + cudaGetErrorName(error) + ", " + cudaGetErrorString(error)};
+  return device_status(error, "dO pass");
 }
 
 }  // namespace flamia::quantize::gpu

@@ -4,6 +4,8 @@
 #include <limits>
 #include <string>
 
+#include "kernels/cuda/device_status.hpp"
+#include "quantize/cuda/checks.hpp"
 #include "quantize/cuda/quantise_kernel.cuh"
 
 namespace flamia::quantize::gpu {
@@ -71,10 +73,6 @@ cudaError_t enqueue_sticky(const QuantiseParams& p, dim3 grid, cudaStream_t stre
   return p.input.dtype == DType::bf16 ? enqueue_sticky<D, __nv_bfloat16>(p, grid, stream)
                                       : enqueue_sticky<D, __half>(p, grid, stream);
 }
-
-constexpr int kMostHeads = 65535;  // a grid's y
-
-bool aligned(const void* pointer, std::uintptr_t bytes) { return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0; }
 
 Status check(const QuantiseParams& p) {
   if (p.head_dim != 64 && p.head_dim != 128)
@@ -146,8 +144,7 @@ Status launch_quantise(const QuantiseParams& params, cudaStream_t stream) {
             : p.head_dim == 128       ? enqueue<128>(p, units, stream)
                                       : enqueue<64>(p, units, stream);
   }
-  if (error == cudaSuccess) return {};
-  return {StatusCode::device_error, std::string("quantise: ") + cudaGetErrorName(error) + ", " + cudaGetErrorString(error)};
+  return device_status(error, "quantise");
 }
 
 }  // namespace flamia::quantize::gpu

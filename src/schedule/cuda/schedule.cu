@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 
+#include "kernels/cuda/device_status.hpp"
 #include "schedule/cuda/kernels.cuh"
 #include "schedule/cuda/workspace.hpp"
 
@@ -57,11 +58,6 @@ class Divider {
   char* base_;
   std::size_t bytes_ = 0;
 };
-
-Status device_error(const char* what, cudaError_t error) {
-  if (error == cudaSuccess) return {};
-  return {StatusCode::device_error, std::string(what) + ": " + cudaGetErrorName(error) + ", " + cudaGetErrorString(error)};
-}
 
 int position_bits(const Shape& shape) { return std::bit_width(static_cast<std::uint64_t>(shape.tokens / sm90::kBlock + 3)); }
 
@@ -160,7 +156,7 @@ Status launch(const Shape& shape, const std::int32_t* cu_seqlens, void* workspac
       documents, static_cast<std::int32_t>(blocks), position_bits(shape), shape.blocks_by_position, forward, backward, w};
   if (fits_block_sort(shape)) {
     expand_and_sort<<<3, kThreads, 0, stream>>>(expand);
-    return device_error("schedule", cudaGetLastError());
+    return device_status(cudaGetLastError(), "schedule");
   }
   const auto grid = [](std::int64_t threads) { return static_cast<unsigned>((threads + kThreads - 1) / kThreads); };
   cudaError_t error = cudaSuccess;
@@ -176,7 +172,7 @@ Status launch(const Shape& shape, const std::int32_t* cu_seqlens, void* workspac
     error = sort_on_device(w.sort_memory, sort_bytes, w.keys, w.sorted_keys, w.unsorted, (keys ? w.backward : w.forward).items,
                            spec.capacity, spec.cost_bits, stream);
   }
-  return device_error("schedule", error != cudaSuccess ? error : cudaGetLastError());
+  return device_status(error != cudaSuccess ? error : cudaGetLastError(), "schedule");
 }
 
 }  // namespace flamia::schedule::gpu

@@ -8,6 +8,7 @@
 #include "api/plan_impl.hpp"
 #include "kernels/cuda/backend/backward_call.hpp"
 #include "kernels/cuda/backend/forward_call.hpp"
+#include "kernels/cuda/device_status.hpp"
 #include "recipe/lower.hpp"
 
 namespace flamia::cuda {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/cuda/backend/forward_call.hpp"
+#include "kernels/cuda/device_status.hpp"
 #include "quantize/cuda/dequantise.hpp"
 #include "quantize/cuda/expand_nvfp4.hpp"
 #include "quantize/cuda/gradient.hpp"

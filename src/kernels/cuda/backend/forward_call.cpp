@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "kernels/cuda/device_status.hpp"
 #include "schedule/cuda/clear.hpp"
 
 namespace flamia::cuda {
@@ -12,11 +13,6 @@ namespace {
 constexpr std::int64_t kL2Share = 36 << 20;
 
 }  // namespace
-
-Status device_status(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return {};
-  return {StatusCode::device_error, std::string(what) + ": " + cudaGetErrorName(error) + ", " + cudaGetErrorString(error)};
-}
 
 int kernel_window(std::int64_t reach) { return reach < 0 || reach > INT32_MAX ? -1 : static_cast<int>(reach); }
 

@@ -37,8 +37,6 @@ class ForwardCall {
   schedule::gpu::View schedule_;
 };
 
-Status device_status(cudaError_t error, const char* what);
-
 /// One side of the mask as the kernels take it: -1 where nothing limits it.
 int kernel_window(std::int64_t reach);
 
