@@ -76,8 +76,8 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
                            recipe: str | Recipe = "mxfp8") -> Tensor:
     """flash_attn.flash_attn_varlen_func: q [tokens, query_heads, head_dim], k and v [tokens, key_heads, head_dim], packed.
 
-    cu_seqlens_q and cu_seqlens_k must hold the same int32 numbers; if they are two tensors this is asserted (on a GPU without waiting
-    for it). max_seqlen_q and max_seqlen_k have no influence: flamia needs no longest length. Returns out like q. `recipe` is flamia's
+    cu_seqlens_q and cu_seqlens_k must hold the same int32 numbers; if they are two tensors this is checked (on a GPU asserted, without
+    waiting for it). max_seqlen_q and max_seqlen_k have no influence: flamia needs no longest length. Returns out like q. `recipe` is flamia's
     own; see flamia.attention for the rest, the errors and the dtypes.
     """
     _refuse(dropout_p=dropout_p, softcap=softcap, alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs,
@@ -96,7 +96,11 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
             raise ValueError(f"cu_seqlens_q has shape {tuple(cu_seqlens_q.shape)} on {cu_seqlens_q.device} and cu_seqlens_k "
                              f"{tuple(cu_seqlens_k.shape)} on {cu_seqlens_k.device}; they must be the same: flamia is for training and "
                              "has no KV cache and no cross-attention")
-        torch._assert_async((cu_seqlens_k == cu_seqlens_q).all(), "cu_seqlens_q and cu_seqlens_k differ; flamia has no KV cache and no "
-                            "cross-attention, so pass one tensor as both")
+        differ = "cu_seqlens_q and cu_seqlens_k differ; flamia has no KV cache and no cross-attention, so pass one tensor as both"
+        if type(cu_seqlens_q) is Tensor and cu_seqlens_q.device.type == "cpu" and not torch.compiler.is_compiling():
+            if not torch.equal(cu_seqlens_q, cu_seqlens_k):
+                raise ValueError(differ)
+        else:
+            torch._assert_async((cu_seqlens_k == cu_seqlens_q).all(), differ)
     return attend(q, k, v, cu_seqlens_q, causal=causal, window=window_size, scale=softmax_scale, recipe=recipe,
                   deterministic=deterministic)[0]

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, overload
 
 import torch
@@ -33,7 +32,7 @@ def _window(window: tuple[int, int]) -> tuple[int, int]:
     except (TypeError, ValueError):
         raise ValueError(f"window = {window!r} but must be two integers (left, right), -1 for unlimited") from None
     for value in (left, right):
-        if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)) or value < -1:
+        if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)) or not -1 <= value < 2**63:
             raise ValueError(f"window = {window!r} but both must be integers: -1 for unlimited, or how many tokens to the left and "
                              "right a query sees")
     return int(left), int(right)
@@ -45,8 +44,8 @@ def _scale(scale: float | None) -> float:
         return 0.0
     if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymFloat, torch.SymInt)):
         raise TypeError(f"scale is a {type(scale).__name__} but must be a number, or None for 1 / sqrt(head_dim)")
-    if not 0 < scale < math.inf:
-        raise ValueError(f"scale = {scale} but must be a positive number, or None for 1 / sqrt(head_dim)")
+    if not 2.0**-100 <= scale <= 2.0**100:  # what the library takes; smaller ones would round to its 0, the default
+        raise ValueError(f"scale = {scale} but must be a positive number from 2^-100 to 2^100, or None for 1 / sqrt(head_dim)")
     return scale
 
 
@@ -110,6 +109,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, *, causal
     for name, x in (("q", q), ("k", k), ("v", v), ("cu_seqlens", cu_seqlens)):
         if not isinstance(x, Tensor) and not (name == "cu_seqlens" and x is None):
             raise TypeError(f"{name} is a {type(x).__name__} but must be a torch.Tensor")
+        if x is not None and x.layout != torch.strided:
+            raise TypeError(f"{name} has the layout {x.layout} but must be dense; of nested tensors pass values() and offsets().int()")
     if not isinstance(recipe, (str, Recipe)):
         raise TypeError(f"recipe is a {type(recipe).__name__} but must be a name such as \"mxfp8\" or a flamia.Recipe")
     _refuse_transforms(q, k, v)

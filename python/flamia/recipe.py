@@ -51,7 +51,7 @@ class Recipe:
     def from_json(cls, json: str) -> Recipe:
         """The recipe that `to_json` wrote. Raises ValueError if it is not one."""
         if not isinstance(json, str) or not json.lstrip().startswith("{"):
-            raise ValueError(f"json = {json!r} but must be a JSON object, as to_json writes it; for a name call Recipe(name)")
+            raise ValueError(f"json = {repr(json)[:100]} but must be a JSON object, as to_json writes it; for a name call Recipe(name)")
         return cls(json)
 
     def __eq__(self, other: object) -> bool:
