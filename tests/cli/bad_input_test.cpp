@@ -139,7 +139,10 @@ TEST_F(BadInput, Usage) {
   refused(in, 2, {"--window", "-2"}, {"--window", "-2,0"});
   refused(in, 2, {"--window", "two whole numbers"}, {"--window", "5"});
   refused(in, 2, {"--window", "two whole numbers"}, {"--window", "99999999999999999999,0"});
+  refused(in, 2, {"--window", "no value"}, {"--window", ""});  // of a script's empty variable
   refused(in, 2, {"--scale", "above 0"}, {"--scale", "0"});
+  refused(in, 2, {"--scale 1e-50", "2^-100"}, {"--scale", "1e-50"});  // 0 as a float, which means the default
+  refused(in, 2, {"--scale 1e+39", "2^100"}, {"--scale", "1e39"});
   refused(in, 2, {"--scale"}, {"--scale", "nan"});
   refused(in, 2, {"--scale"}, {"--scale", "-1"});
   refused(in, 2, {"--threads"}, {"--threads", "-1"});
@@ -153,7 +156,9 @@ TEST_F(BadInput, Usage) {
   no_gradient.with_gradient = false;
   refused(no_gradient, 2, {"--backward", "dout"}, {"--backward"});
   EXPECT_EQ(run({}).code, 2);
-  EXPECT_EQ(run({"attnd"}).code, 2);
+  const Outcome unknown = run({"attnd"});
+  EXPECT_EQ(unknown.code, 2);
+  EXPECT_THAT(unknown.err, HasSubstr("\"attnd\"; there are attend, quantize"));
   EXPECT_EQ(run({"attend"}).code, 2);
 }
 
@@ -181,6 +186,16 @@ TEST_F(BadInput, Files) {
   refused(folder / ".", 4, {"folder"});
   refused("/dev/zero", 2, {"/dev/zero", "JSON"});  // which never ends
 }
+
+#if defined(FLAMIA_TESTS_WITH_CUDA)
+TEST_F(BadInput, Workloads) {  // all of it is said before a GPU is asked for
+  for (const char* lengths : {"", "x", "-1", "2147483647x2", "16777217x0", "0x9999999,0x9999999", "99999999999999999999"})
+    EXPECT_EQ(run({"bench", "--lengths", lengths}).code, 2) << lengths;
+  EXPECT_EQ(run({"bench", "--workload-file", folder / "."}).code, 4);
+  EXPECT_EQ(run({"bench", "--workload-file", "/dev/zero"}).code, 2);
+  EXPECT_EQ(run({"bench", "--lengths", "64", "--csv", folder / "no/such/folder"}).code, 4);
+}
+#endif
 
 TEST_F(BadInput, NotANumberIsADefinedResult) {
   for (const float poison :

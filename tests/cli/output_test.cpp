@@ -165,6 +165,23 @@ TEST_F(Output, ABrokenPipeIsAnError) {
   EXPECT_THAT(outcome.err, HasSubstr("Broken pipe"));
 }
 
+TEST_F(Output, FoldersAreLookedAtBeforeTheWork) {
+  // tables of this size take many minutes
+  for (const char* out : {"/dev/full", "/proc/flamia"}) {
+    EXPECT_EQ(run({"tables", "--tokens", "8192", "--data", FLAMIA_DATA, "--out", out}).code, 4);
+    EXPECT_EQ(run({"demo", "--data", FLAMIA_DATA, "--out", out}).code, 4);
+  }
+}
+
+TEST_F(Output, NamesThatAreNoText) {
+  // JSON cannot hold them; the result is there all the same
+  const std::string out = folder / "\xff";
+  const Outcome outcome = run({"attend", folder / "in", "--recipe", "bf16", "--out", out, "--json"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(std::filesystem::exists(out));
+  EXPECT_EQ(run({"quantize", folder / "in", "--recipe", "mxfp8", "--out", out, "--json"}).code, 0);
+}
+
 TEST_F(Output, Csv) {
   EXPECT_EQ(run({"accuracy", folder / "in", "--recipes", "bf16", "--csv", "/dev/full"}).code, 4);
   EXPECT_EQ(run({"accuracy", folder / "in", "--recipes", "bf16", "--csv", folder / "no/such/folder"}).code, 4);

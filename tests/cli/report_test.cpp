@@ -181,7 +181,8 @@ TEST_F(Report, Explain) {
     EXPECT_THAT(exact.out, Not(HasSubstr(word)));
   }
   const auto kernel = [](const std::string& text) { return text.substr(text.find("registers:"), 160); };
-  EXPECT_NE(kernel(block), kernel(token));  // another instance, with its own shared memory
+  EXPECT_NE(kernel(block), kernel(token));                    // another instance, with its own shared memory
+  EXPECT_EQ(run({"explain", "mxfp8-exact"}).out, exact.out);  // as one types it
   EXPECT_EQ(run({"explain", "--recipe", "mxfp8", "--arch", "sm_12"}).code, 2);
   EXPECT_EQ(run({"explain", "--recipe", "mxfp8", "--head-dim", "0"}).code, 2);
   EXPECT_NE(run({"explain", "--recipe", "nvfp4", "--arch", "sm_90"}).out,

@@ -91,10 +91,10 @@ Status finish_mask(const MaskFlags& flags, CallOptions* options) {
   }
   options->scale = 0.f;
   if (flags.scale) {
-    if (!std::isfinite(*flags.scale) || *flags.scale <= 0.f)
-      return Status::invalid(
-          fmt::format("--scale {}: must be a finite number above 0; leave it out for 1 / sqrt(head dim)", *flags.scale));
-    options->scale = *flags.scale;
+    if (!(*flags.scale >= std::ldexp(1., -100) && *flags.scale <= std::ldexp(1., 100)))
+      return Status::invalid(fmt::format(
+          "--scale {}: must be a number above 0, from 2^-100 to 2^100; leave it out for 1 / sqrt(head dim)", *flags.scale));
+    options->scale = static_cast<float>(*flags.scale);
   }
   return {};
 }

@@ -25,7 +25,7 @@ void add_deterministic_flag(Command* command, CallOptions* options);
 struct MaskFlags {
   bool causal = false, full = false;
   std::string window;
-  std::optional<float> scale;
+  std::optional<double> scale;
 };
 void add_mask_flags(Command* command, MaskFlags* flags);
 Status finish_mask(const MaskFlags& flags, CallOptions* options);

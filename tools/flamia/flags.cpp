@@ -14,7 +14,9 @@ void Command::file(const std::string& name, std::string* value, const std::strin
 }
 
 void Command::text(const std::string& name, std::string* value, const std::string& shown, const std::string& help) {
-  app_->add_option(name, *value, help)->option_text(shown);
+  // an empty variable of a script must not read as a flag that was not given
+  const auto given = [](const std::string& text) { return text.empty() ? "has no value; give one or leave the flag out" : ""; };
+  app_->add_option(name, *value, help)->check(given, "")->option_text(shown);
 }
 
 void Command::required_text(const std::string& name, std::string* value, const std::string& shown, const std::string& help) {
@@ -48,9 +50,9 @@ void Command::seed(const std::string& name, std::uint64_t* value, const std::str
   app_->add_option(name, *value, help)->option_text("N");
 }
 
-void Command::number(const std::string& name, std::optional<float>* value, const std::string& shown, const std::string& help) {
-  app_->add_option_function<float>(
-          name, [value](const float& given) { *value = given; }, help)
+void Command::number(const std::string& name, std::optional<double>* value, const std::string& shown, const std::string& help) {
+  app_->add_option_function<double>(
+          name, [value](const double& given) { *value = given; }, help)
       ->option_text(shown);
 }
 
@@ -81,6 +83,17 @@ Program::~Program() = default;
 Command Program::command(const std::string& name, const std::string& help) { return {app_->add_subcommand(name, help), &session_}; }
 
 std::optional<int> Program::parse(int argc, char** argv) {
+  // CLI11 would say only that a command is missing
+  std::string names;
+  bool known = argc < 2 || argv[1][0] == '-';
+  for (const CLI::App* command : app_->get_subcommands({})) {
+    names += (names.empty() ? "" : ", ") + command->get_name();
+    known = known || command->get_name() == argv[1];
+  }
+  if (!known) {
+    std::cerr << "flamia: error: there is no command \"" + printable(argv[1]) + "\"; there are " + names + "\n";
+    return kBadInput;
+  }
   try {
     app_->parse(argc, argv);
   } catch (const CLI::ParseError& error) {

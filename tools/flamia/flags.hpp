@@ -25,6 +25,7 @@ class Command {
 
   /// A file that has no flag of its own; it must be given.
   void file(const std::string& name, std::string* value, const std::string& help);
+  /// May be left out, but not empty.
   void text(const std::string& name, std::string* value, const std::string& shown, const std::string& help);
   void required_text(const std::string& name, std::string* value, const std::string& shown, const std::string& help);
   /// One of these words; `chosen` is called with it.
@@ -37,7 +38,7 @@ class Command {
              const std::string& help);
   void seed(const std::string& name, std::uint32_t* value, const std::string& help);
   void seed(const std::string& name, std::uint64_t* value, const std::string& help);
-  void number(const std::string& name, std::optional<float>* value, const std::string& shown, const std::string& help);
+  void number(const std::string& name, std::optional<double>* value, const std::string& shown, const std::string& help);
   void flag(const std::string& name, bool* value, const std::string& help);
   /// Two flags that contradict each other.
   void exclude(const std::string& name, const std::string& other);

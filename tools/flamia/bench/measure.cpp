@@ -39,18 +39,8 @@ struct Call {
 };
 
 Status Call::make(const Workload& workload, const Recipe& recipe, const BenchOptions& options) {
-  Problem problem;
-  problem.tokens = workload.tokens();
-  problem.documents = static_cast<std::int64_t>(workload.lengths.size());
-  problem.query_heads = options.heads;
-  problem.key_heads = options.key_heads;
-  problem.head_dim = options.head_dim;
-  problem.mask = options.mask;
-  PlanOptions plan_options;
-  plan_options.device = Device::cuda;
-  plan_options.training = options.training;
-  plan_options.deterministic = options.deterministic;
-  if (Status s = Plan::create(problem, recipe, plan_options, &plan); !s.ok()) return s;
+  if (Status s = make_plan(workload, recipe, options, &plan); !s.ok()) return s;
+  const Problem& problem = plan.problem();
 
   const auto bytes = [&](int heads) { return static_cast<std::size_t>(problem.tokens * heads * options.head_dim) * 2; };
   const std::size_t queries = bytes(options.heads), keys = bytes(options.key_heads), training = options.training ? 1 : 0;
@@ -117,6 +107,21 @@ struct Part {
 };
 
 }  // namespace
+
+Status make_plan(const Workload& workload, const Recipe& recipe, const BenchOptions& options, Plan* plan) {
+  Problem problem;
+  problem.tokens = workload.tokens();
+  problem.documents = static_cast<std::int64_t>(workload.lengths.size());
+  problem.query_heads = options.heads;
+  problem.key_heads = options.key_heads;
+  problem.head_dim = options.head_dim;
+  problem.mask = options.mask;
+  PlanOptions plan_options;
+  plan_options.device = Device::cuda;
+  plan_options.training = options.training;
+  plan_options.deterministic = options.deterministic;
+  return Plan::create(problem, recipe, plan_options, plan);
+}
 
 Status measure(const Workload& workload, const Recipe& recipe, const BenchOptions& options, std::vector<PartTime>* parts) {
   Call call;

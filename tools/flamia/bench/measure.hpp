@@ -29,6 +29,9 @@ struct PartTime {
   double gigabytes = 0;   // device memory of the whole call: tensors, saved and both workspaces
 };
 
+/// Whether there is a GPU that runs this, without using it.
+Status make_plan(const Workload& workload, const Recipe& recipe, const BenchOptions& options, Plan* plan);
+
 /// Medians after warm-up on fresh N(0, 1) operands.
 Status measure(const Workload& workload, const Recipe& recipe, const BenchOptions& options, std::vector<PartTime>* parts);
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -11,6 +12,8 @@
 #include "schedule/mask.hpp"
 
 namespace flamia::cli {
+
+constexpr std::int64_t kMostDocuments = 1 << 24;
 
 std::int64_t Workload::tokens() const {
   std::int64_t sum = 0;
@@ -43,7 +46,8 @@ double Workload::forward_flops(int heads, int head_dim, bool causal, std::int64_
 
 Status load_workloads(const std::string& path, const std::string& names, std::vector<Workload>* workloads) {
   std::ifstream file(path);
-  if (!file) return {StatusCode::io_error, path + " cannot be read; --workload-file names the JSON file of workloads"};
+  if (!file || std::filesystem::is_directory(path))  // which opens, and throws when it is read
+    return {StatusCode::io_error, path + " cannot be read; --workload-file names the JSON file of workloads"};
   const nlohmann::json json = nlohmann::json::parse(file, nullptr, false);
   if (!json.is_object() || !json.contains("workloads") || !json["workloads"].is_object())
     return Status::invalid(path + " has no object \"workloads\" of name: [lengths]");
@@ -84,9 +88,12 @@ Status parse_lengths(const std::string& text, Workload* workload) {
       const auto [last, count_error] = std::from_chars(rest + 1, end, count);
       good = good && count_error == std::errc() && last == end && count > 0;
     }
-    if (!good || count > (INT32_MAX - made.tokens()) / (length > 0 ? length : 1) || count > 1 << 24)
-      return Status::invalid(fmt::format(
-          "--lengths: \"{}\" in \"{}\" is no length or LENGTHxCOUNT (lengths of at least 0, sum below 2^31)", item, text));
+    if (!good || count > (INT32_MAX - made.tokens()) / (length > 0 ? length : 1) ||
+        count > kMostDocuments - static_cast<std::int64_t>(made.lengths.size()))
+      return Status::invalid(
+          fmt::format("--lengths: \"{}\" in \"{}\" is no length or LENGTHxCOUNT (lengths of at least 0, sum "
+                      "below 2^31, at most 2^24 documents)",
+                      item, text));
     made.lengths.insert(made.lengths.end(), static_cast<std::size_t>(count), static_cast<std::int32_t>(length));
   }
   if (made.lengths.empty()) return Status::invalid("--lengths is empty; give document lengths, for example 4096x16 or 100,200,300");

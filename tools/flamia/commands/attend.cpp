@@ -69,7 +69,7 @@ Status run(Attend& flags, const Session& session) {
                                 {"backward", flags.options.backward},
                                 {"seconds", result.seconds},
                                 {"out", flags.out}};
-  return print(report.dump(1) + "\n");
+  return print(report.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
 
 }  // namespace

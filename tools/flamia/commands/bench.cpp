@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "command.hpp"
+#include "io/output_file.hpp"
 #include "progress.hpp"
 #include "table.hpp"
 #if defined(FLAMIA_CLI_CUDA)
@@ -74,6 +75,13 @@ Status run(Bench& flags, const Session& session) {
   const std::string mask = call.mask.left >= 0 || (call.mask.right >= 0 && !call.mask.causal) ? "window"
                            : call.mask.causal                                                 ? "causal"
                                                                                               : "full";
+  if (!flags.csv.empty())
+    if (Status s = check_writable("--csv", flags.csv, flags.workload_file); !s.ok()) return s;
+  for (const Workload& workload : workloads)  // before the first is measured: is there a GPU, and does it run them all?
+    for (const Recipe& recipe : recipes) {
+      Plan plan;
+      if (Status s = make_plan(workload, recipe, options, &plan); !s.ok()) return s;
+    }
   Machine machine_facts;
   if (Status s = machine(&machine_facts); !s.ok()) return s;
 

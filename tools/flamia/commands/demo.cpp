@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
 
 #include "command.hpp"
@@ -100,9 +99,6 @@ Status measure(const DemoInput& input, const Recipe& recipe, const CallOptions& 
 }
 
 Status write_tables(const std::string& folder, const Tables& tables) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error) return {StatusCode::io_error, folder + ": cannot be created: " + error.message()};
   const std::pair<const char*, const Table*> files[] = {{"demo.csv", &tables.summary},
                                                         {"accuracy.csv", &tables.accuracy},
                                                         {"leak.csv", &tables.leak},
@@ -117,6 +113,7 @@ Status run(const Demo& flags, const Session& session) {
   if (Status s = parse_recipes(kRecipes, &recipes); !s.ok()) return s;
   std::vector<DemoInput> inputs;
   if (Status s = load_demo_data(flags.data, &inputs); !s.ok()) return s;
+  if (Status s = make_folder(flags.out); !s.ok()) return s;  // before the work, not after it
   CallOptions options = flags.options;
   options.backward = true;
   int steps = 0;

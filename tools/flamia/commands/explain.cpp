@@ -67,7 +67,7 @@ void add_explain(Program& program) {
   Session* const session = program.session();
   auto flags = std::make_shared<Explain>();
   Command command = program.command("explain", "what a recipe quantises how, what it guarantees, what a machine refuses and why");
-  command.required_text("--recipe", &flags->recipe, "R", "a name, or a name and what differs; see `flamia recipes`");
+  command.required_text("RECIPE,--recipe", &flags->recipe, "R", "a name, or a name and what differs; see `flamia recipes`");
   command.text("--arch", &flags->arch, "cpu|sm_90|sm_100", "cpu (default), sm_90 or sm_100");
   command.whole("--head-dim", &flags->head_dim, 1, 65536, "N", "channels of a head (default 128)");
   add_report_flags(&command, session);

@@ -198,7 +198,7 @@ Status run(const Quantize& flags, const Session& session) {
   nlohmann::ordered_json report{{"out", flags.out}, {"metadata", output.metadata()}};
   for (const TensorToWrite& tensor : output.tensors())
     report["tensors"][tensor.name] = {{"dtype", tensor.dtype}, {"shape", tensor.shape}};
-  return print(report.dump(1) + "\n");
+  return print(report.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
 
 }  // namespace

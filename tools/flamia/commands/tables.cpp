@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
 
 #include "command.hpp"
@@ -138,9 +137,6 @@ class Run {
 };
 
 Status write_tables(const std::string& folder, const std::string& command, const Tables& tables) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error) return {StatusCode::io_error, folder + ": cannot be created: " + error.message()};
   const std::string markdown =
       "# Recipes\n\nMade by `" + command + "` (flamia " + version() +
       ") on the CPU backend. Cosines against float64 attention on the unquantised input; leak: the greatest change of O "
@@ -165,6 +161,7 @@ Status run(const Flags& flags, const Session& session) {
       return {s.code(), "--recipes: \"" + recipe.name() + "\": " + s.message()};
   std::vector<Input> inputs;
   if (Status s = gather(flags, &inputs); !s.ok()) return s;
+  if (Status s = make_folder(flags.out); !s.ok()) return s;  // before the work, not after it
   Progress progress("tables", static_cast<int>(2 * inputs.size() * recipes.size()), session.progress);
   Tables tables;
   CallOptions options = flags.options;

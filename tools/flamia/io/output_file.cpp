@@ -193,6 +193,14 @@ Status check_writable(const char* flag, const std::string& path, const std::stri
   return {};
 }
 
+Status make_folder(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) return io_error(path, "cannot be created", error.value());
+  if (::access(path.c_str(), W_OK) != 0) return io_error(path, "cannot create a file in it", errno);
+  return {};
+}
+
 bool is_standard_output(const std::string& path) {
   if (own_descriptor(path) == 1) return true;
   struct stat named, standard;

@@ -38,6 +38,9 @@ Status write_file(const std::string& path, const std::string& text);
 /// argument that gave the path.
 Status check_writable(const char* flag, const std::string& path, const std::string& input);
 
+/// The same for a folder that takes several files: makes it where it is missing.
+Status make_folder(const std::string& path);
+
 /// Whether `path` is where the program's own text goes, so that only one of the two may be written.
 bool is_standard_output(const std::string& path);
 
