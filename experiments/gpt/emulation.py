@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from registry import Attention, register
+from emulation_graph import Layer, Layers
 from emulation_numbers import LEAST, TILE, Operand, Place, Reference, Tiles, exp2, exponent, fma, in_blocks, pow2, quantise, rotate, rotate_back, rounded, scaled
 
 MISTAKES = {"backward_exp2": ("mitchell", "schraudolph"), "backward_reference": ("integer",), "gradient_p": ("codes",), "ds": ("constant8", "constant12", "constant16")}
@@ -136,11 +137,15 @@ def _tiles_vary(x: Any) -> None:
         _tiles_vary(tuple(vars(x).values()))
 
 
+def _backend(device: torch.device) -> str:
+    """EMULATION_BACKEND, or what it is by default: on a GPU the elementwise work between two products is one kernel, some ten times faster than
+    without, and all kernels of a pass are one graph. "inductor": without graphs; any other backend of torch.compile, on a CPU too; "none"."""
+    return os.environ.get("EMULATION_BACKEND", "graphs" if device.type == "cuda" else "none")
+
+
 def _compiled(function: Callable[..., None], device: torch.device) -> Callable[..., None]:
-    """On a GPU the elementwise work between two products is one kernel: some ten times faster. EMULATION_BACKEND: another backend of
-    torch.compile, on a CPU too; "none" for none."""
-    backend = os.environ.get("EMULATION_BACKEND", "inductor" if device.type == "cuda" else "none")
-    return function if backend == "none" else _fused(function, backend)
+    backend = _backend(device)
+    return function if backend == "none" else _fused(function, "inductor" if backend == "graphs" else backend)
 
 
 def _diagonal(device: torch.device) -> Tensor:
@@ -355,15 +360,25 @@ def backward(d_out: Tensor, saved: Saved, tiles: Tiles, s: Settings, seen_by: Ro
 
 class _Emulated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, s: Settings) -> Tensor:
-        ctx.saved, out = forward(*(tiles.gather(x) for x in (q, k, v)), tiles, s)
-        ctx.tiles, ctx.settings, ctx.dtype = tiles, s, q.dtype
-        return tiles.scatter(out).to(q.dtype)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layer: Layer, tiles: Tiles) -> Tensor:
+        ctx.kept, out = layer.forward((q, k, v), tiles)
+        ctx.layer, ctx.tiles = layer, tiles
+        return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = backward(ctx.tiles.gather(d_out), ctx.saved, ctx.tiles, ctx.settings)
-        return (*(ctx.tiles.scatter(x).to(ctx.dtype) for x in gradients), None, None)
+        return (*ctx.layer.backward(d_out, ctx.kept, ctx.tiles), None, None)
+
+
+def _packed_forward(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, s: Settings) -> tuple[Saved, Tensor]:
+    """forward() of packed rows [tokens, heads, head_dim], in their dtype."""
+    saved, out = forward(*(tiles.gather(x) for x in (q, k, v)), tiles, s)
+    return saved, tiles.scatter(out).to(q.dtype)
+
+
+def _packed_backward(d_out: Tensor, saved: Saved, tiles: Tiles, s: Settings) -> tuple[Tensor, Tensor, Tensor]:
+    d_q, d_k, d_v = (tiles.scatter(x).to(d_out.dtype) for x in backward(tiles.gather(d_out), saved, tiles, s))
+    return d_q, d_k, d_v
 
 
 def parse(argument: str) -> tuple[str, dict[str, str]]:
@@ -395,7 +410,13 @@ def ds_shares(argument: str, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor
 def emulated(argument: str, row: int) -> Attention:
     """Any recipe that trains of E4M3 operands with power-of-two scales, NVFP4, INT8 or BF16, on the device of its input."""
     recipe, mistakes = parse(argument)  # a recipe that is not emulated fails now
-    last: list[Any] = [None, -1, None]  # the layers of a step share their documents: cu_seqlens, its version, its tiles
+
+    @functools.cache
+    def layers(scale: float, head_dim: int, device: torch.device) -> Layers:
+        s = settings_of(recipe, scale, head_dim, mistakes)
+        passes = functools.partial(_packed_forward, s=s), functools.partial(_packed_backward, s=s)
+        graphs = _backend(device) == "graphs" and not s.recipe["smoothing"]["k"]  # which counts documents on the host
+        return Layers(*passes, row if graphs else None)
 
     @torch.compiler.disable
     def attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
@@ -403,8 +424,6 @@ def emulated(argument: str, row: int) -> Attention:
             raise RuntimeError("attention 'emulated' needs torch.set_float32_matmul_precision('highest'); TF32 rounds differently")
         if q.shape != k.shape or q.shape != v.shape:
             raise NotImplementedError("the emulation has no grouped-query heads")
-        if last[0] is not cu_seqlens or last[1] != cu_seqlens._version:
-            last[:] = [cu_seqlens, cu_seqlens._version, Tiles(cu_seqlens, q.shape[0])]
         with torch.autocast(q.device.type, enabled=False):
-            return _Emulated.apply(q, k, v, last[2], settings_of(recipe, scale, q.shape[-1], mistakes))
+            return _Emulated.apply(q, k, v, *layers(scale, q.shape[-1], q.device).next(q, cu_seqlens))
     return attention

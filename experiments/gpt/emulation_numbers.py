@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,8 +75,14 @@ def exponent(amax: Tensor, rule: str) -> Tensor:
 
 # ---- rotation ----
 
+@functools.cache
 def _signs(d: int, device: torch.device) -> Tensor:
     return torch.tensor([-1.0 if SIGNS >> (127 - c) & 1 else 1.0 for c in range(d)], device=device)
+
+
+@functools.cache
+def _norm(d: int, device: torch.device) -> Tensor:
+    return torch.tensor(NORM[d], dtype=torch.int32, device=device).view(torch.float32)
 
 
 def _butterfly(x: Tensor) -> Tensor:
@@ -84,7 +92,7 @@ def _butterfly(x: Tensor) -> Tensor:
         a, b = x.unflatten(-1, (d // (2 * h), 2, h)).unbind(-2)
         x = torch.stack([a + b, a - b], -2).flatten(-3)
         h *= 2
-    return x * torch.tensor(NORM[d], dtype=torch.int32, device=x.device).view(torch.float32)
+    return x * _norm(d, x.device)
 
 
 def rotate(x: Tensor) -> Tensor:
@@ -100,12 +108,22 @@ def rotate_back(x: Tensor) -> Tensor:
 class Tiles:
     """The documents of a packed row, cut into tiles of 128 tokens from each document's start."""
 
-    def __init__(self, cu_seqlens: Tensor, tokens: int) -> None:
+    def __init__(self, cu_seqlens: Tensor, tokens: int, sizes_of: Callable[[int], list[int]] | None = None) -> None:
+        """sizes_of: what the steps' numbers of tiles are filled up to, given the number of tiles; step 0 at least by a tile for every step."""
         edges = cu_seqlens.tolist()
         first, depth, document, left = [], [], [], []
         for number, (begin, end) in enumerate(zip(edges, edges[1:], strict=False)):
             for tile, start in enumerate(range(begin, end, TILE)):
                 first.append(start), depth.append(tile), document.append(number), left.append(end - start)
+        steps = [[i for i, d in enumerate(depth) if d >= s] for s in range(max(depth, default=-1) + 1)]
+        if sizes_of is not None:
+            sizes = sizes_of(len(depth))
+            empty = sizes[0] - len(depth)
+            for values, value in ((first, tokens), (depth, 0), (document, len(edges) - 1), (left, 0)):
+                values.extend([value] * empty)
+            steps = [list(range(sizes[0])), *steps[1:], *([] for _ in sizes[max(len(steps), 1):])]
+            # the last tile and those `step` before it are empty: they attend each other
+            steps = [at + [sizes[0] - 1] * (size - len(at)) for at, size in zip(steps, sizes, strict=True)]
         device = cu_seqlens.device
         lane = torch.arange(TILE, device=device)
         self.tokens = tokens
@@ -115,7 +133,13 @@ class Tiles:
         self.depth = torch.tensor(depth, dtype=torch.int32, device=device)
         self.document = torch.tensor(document, dtype=torch.int32, device=device)
         # steps[s]: tiles that have a tile s places before them in their document
-        self.steps = [torch.tensor([i for i, d in enumerate(depth) if d >= s], device=device) for s in range(max(depth, default=-1) + 1)]
+        self.steps = [torch.tensor(at, device=device) for at in steps]
+
+    def copy_(self, other: Tiles) -> None:
+        """Of equal sizes."""
+        for own, given in zip((self.inside, self.index, self.depth, self.document, *self.steps),
+                              (other.inside, other.index, other.depth, other.document, *other.steps), strict=True):
+            own.copy_(given)
 
     def gather(self, x: Tensor) -> Tensor:
         """[tokens, heads, d] -> float32 [tiles, heads, 128, d]; 0 beyond the document's end."""

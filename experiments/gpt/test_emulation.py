@@ -13,8 +13,11 @@ flamia = pytest.importorskip("flamia", reason="the emulation is compared with th
 
 import attention as attentions  # noqa: E402
 import emulation  # noqa: E402
+import emulation_graph  # noqa: E402
 import flamia._library  # noqa: E402
+from emulation_numbers import Tiles  # noqa: E402
 from flamia_attention import IN_KERNELS  # noqa: E402
+from registry import Attention  # noqa: E402
 
 GPU = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"))
 CU = [0, 5, 5, 300, 301, 420]  # tokens 420 ... 423 belong to no document
@@ -66,6 +69,49 @@ def test_compiled_numbers(recipe: str, device: str, monkeypatch: pytest.MonkeyPa
     limit = 2 * bound(recipe, device)  # one kernel adds up in yet another order
     assert distance(got, wanted) < limit
     assert distance(run(attentions.make(f"flamia:{recipe} ds=32x32", TOKENS)), wanted) > 2 * limit
+
+
+def test_tiles_without_tokens_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which fill up the sizes of a graph."""
+    wanted = run(attentions.make("emulated:mxfp8-floor", TOKENS))
+    made: list[Tiles] = []
+
+    def filled(layers: emulation_graph.Layers, tokens: int, cu_seqlens: torch.Tensor) -> Tiles:
+        made.append(Tiles(cu_seqlens, tokens, lambda count: emulation_graph.capacity(count, tokens, TOKENS)))
+        return made[-1]
+    monkeypatch.setattr(emulation_graph.Layers, "_take", filled)
+    got = run(attentions.make("emulated:mxfp8-floor", TOKENS))
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+    assert [len(step) for step in made[-1].steps] == [64, 3, 2, 1]
+    assert [len(step) for step in Tiles(torch.tensor(CU), TOKENS).steps] == [6, 2, 1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_graphs_of_two_layers_and_other_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compiler.reset()
+    generator = torch.Generator().manual_seed(1)
+    q, k, v, d_out = (torch.randn(TOKENS, 2, 128, generator=generator).bfloat16().cuda() for _ in range(4))
+
+    def step(attention: Attention, lengths: list[int]) -> list[torch.Tensor]:
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        cu = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+        out = attention(leaves[0] + attention(*leaves, cu, 0.1), *leaves[1:], cu, 0.1)
+        out.backward(d_out)
+        return [out.detach(), *(x.grad for x in leaves)]
+    steps = (CU, [0, TOKENS], CU, [0, 100, 423], [0, *range(3, TOKENS, 60)])
+    made = {}
+    for backend in ("none", "graphs"):
+        monkeypatch.setenv("EMULATION_BACKEND", backend)
+        attention = attentions.make("emulated:mxfp8-floor", TOKENS)
+        made[backend] = [step(attention, lengths) for lengths in steps]
+    for got, wanted in zip(made["graphs"], made["none"], strict=True):
+        assert distance(got, wanted) < 4 * bound("mxfp8-floor", "cuda")
+    assert distance(made["none"][0], made["none"][1]) > 0.1
+    cus = [torch.tensor(lengths, dtype=torch.int32, device="cuda") for lengths in (CU, [0, TOKENS])]
+    first, _ = (attention(q.clone().requires_grad_(), k, v, cu, 0.1) for cu in cus)
+    with pytest.raises(RuntimeError, match="keep one forward pass"):
+        first.backward(d_out)
 
 
 def test_head_dim_64() -> None:
