@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""TorchTitan's own trainer on a CPU, at reduced size: a configuration of flamia.torchtitan trains on documents that its data loader packs.
+"""TorchTitan's own trainer on one GPU or on a CPU, for a few steps: a configuration of flamia.torchtitan trains on documents that its data loader packs.
 
-    python3 experiments/torchtitan/on_cpu.py FOLDER --module flamia.torchtitan --config llama3_1b_mxfp8 --training.steps 8
+    python3 experiments/torchtitan/reduced.py FOLDER --module flamia.torchtitan --config llama3_1b_mxfp8 --training.steps 8
 
-The configuration is taken as it is (attention, checkpointing, optimizer, precision) but for its sizes: 2 layers of width 256, 4 rows of 256 tokens a step, bytes as
-tokens, text of Python's own library. TorchTitan 0.3 takes a machine without an accelerator for one with CUDA; here it is told otherwise,
+The configuration is taken as it is (attention, checkpointing, optimizer, precision) but for sizes. On a GPU: 8 rows of 2048 tokens a step, the model
+with its own widths and --layers of its layers (default: all). On a CPU: 2 layers of width 256, 4 rows of 256 tokens. Bytes are the tokens, and
+the text is Python's own library. TorchTitan 0.3 takes a machine without an accelerator for one with CUDA; here it is told otherwise,
 and its questions about the device's memory are answered. FOLDER gets tokenizer, text and logs.
 """
 
@@ -79,11 +80,20 @@ def free_port() -> int:
         return int(any_port.getsockname()[1])
 
 
-def main() -> None:
-    folder = Path(sys.argv[1]).resolve()
-    write_assets(folder)
+def on_cpu() -> None:
     torch._utils._get_available_device_type = lambda: "cpu"
     torch._utils._get_device_module = lambda device: Cpu("cpu")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--layers", type=int)
+    told, rest = parser.parse_known_args()
+    folder, gpu = told.folder.resolve(), torch.cuda.is_available()
+    write_assets(folder)
+    if not gpu:
+        on_cpu()
     os.environ |= {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()),
                    "HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "cache")}
     import torchtitan.train
@@ -93,17 +103,22 @@ def main() -> None:
 
     def reduced(manager: ConfigManager, *arguments: Any) -> Any:
         config = as_told(manager, *arguments)
+        model = config.model_spec.model
+        if gpu:
+            model.layers = model.layers[:told.layers]
+            return config
         small = model_registry("debugmodel", attn_backend="varlen")
-        small.model.layers = small.model.layers[:2]
+        small.model.layers = small.model.layers[:told.layers or 2]
         for layer in small.model.layers:
-            layer.attention.inner_attention = config.model_spec.model.layers[0].attention.inner_attention
+            layer.attention.inner_attention = model.layers[0].attention.inner_attention
         config.model_spec = small
         return config
 
     ConfigManager.parse_args = reduced
-    sys.argv = ["train.py", *sys.argv[2:], "--hf_assets_path", str(folder), "--dataloader.dataset", "c4_test", "--dataloader.dataset_path", str(folder / "text"),
-                "--dump_folder", str(folder / "out"), "--training.seq_len", "256", "--training.local_batch_size", "2", "--training.global_batch_size", "4",
-                "--metrics.log_freq", "1"]
+    length, rows = ("2048", ("4", "8")) if gpu else ("256", ("2", "4"))
+    sys.argv = ["train.py", "--hf_assets_path", str(folder), "--dataloader.dataset", "c4_test", "--dataloader.dataset_path", str(folder / "text"),
+                "--dump_folder", str(folder / "out"), "--training.seq_len", length, "--training.local_batch_size", rows[0],
+                "--training.global_batch_size", rows[1], "--metrics.log_freq", "1", *rest]
     with flamia.watch() as seen:
         torchtitan.train.main()
     print(f"{len(seen.calls)} forward passes of attention, {sum(call.d_out is not None for call in seen.calls)} with a backward pass")
