@@ -38,11 +38,23 @@ Status Plan::create(const Problem& problem, const Recipe& recipe, const PlanOpti
   }
 }
 
-const Problem& Plan::problem() const { return impl->problem; }
-const Recipe& Plan::recipe() const { return impl->recipe; }
-const PlanOptions& Plan::options() const { return impl->options; }
-std::size_t Plan::saved_bytes() const { return impl->saved_bytes; }
-std::size_t Plan::workspace_bytes(Pass pass) const { return impl->workspace_bytes[pass == Pass::forward ? 0 : 1]; }
-std::string Plan::explain() const { return impl->backend->explain(impl->problem, impl->recipe, impl->options); }
+namespace {
+
+/// What a plan that was never filled says of itself; the calls refuse it.
+const Plan::Impl& of(const Plan& plan) {
+  static const Plan::Impl empty;
+  return plan.impl ? *plan.impl : empty;
+}
+
+}  // namespace
+
+const Problem& Plan::problem() const { return of(*this).problem; }
+const Recipe& Plan::recipe() const { return of(*this).recipe; }
+const PlanOptions& Plan::options() const { return of(*this).options; }
+std::size_t Plan::saved_bytes() const { return of(*this).saved_bytes; }
+std::size_t Plan::workspace_bytes(Pass pass) const { return of(*this).workspace_bytes[pass == Pass::forward ? 0 : 1]; }
+std::string Plan::explain() const {
+  return impl ? impl->backend->explain(impl->problem, impl->recipe, impl->options) : "an empty plan; fill it with Plan::create\n";
+}
 
 }  // namespace flamia

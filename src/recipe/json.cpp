@@ -48,7 +48,8 @@ class Reader {
     });
     for (const auto& item : json.items()) {
       if (std::find(known.begin(), known.end(), item.key()) != known.end() || (path.empty() && item.key() == "base")) continue;
-      fail("key \"" + (path.empty() ? "" : path + ".") + item.key() + "\" is unknown; " + recipe::suggestion(item.key(), known));
+      fail("key \"" + (path.empty() ? "" : path + ".") + recipe::clipped(item.key()) + "\" is unknown; " +
+           recipe::suggestion(item.key(), known));
     }
   }
 
@@ -101,6 +102,12 @@ class Reader {
   std::string* error_;
 };
 
+/// The parser repeats what it read last, which may be all of it.
+std::string message_of(const Json::exception& error) {
+  const std::string text = error.what();
+  return text.size() > 300 ? text.substr(0, 300) + "..." : text;
+}
+
 /// Parses, refusing an object that has a key twice (the parser would drop one of them in silence).
 Status parsed(std::string_view text, Json* json) {
   std::vector<std::set<std::string>> open;
@@ -115,9 +122,9 @@ Status parsed(std::string_view text, Json* json) {
   try {
     *json = Json::parse(text, watch);
   } catch (const Json::exception& error) {
-    return Status::invalid(std::string("recipe JSON: ") + error.what());
+    return Status::invalid("recipe JSON: " + message_of(error));
   }
-  if (!twice.empty()) return Status::invalid("recipe JSON: key \"" + twice + "\" is given twice");
+  if (!twice.empty()) return Status::invalid("recipe JSON: key \"" + recipe::clipped(twice) + "\" is given twice");
   return {};
 }
 
@@ -126,6 +133,7 @@ Status parsed(std::string_view text, Json* json) {
 std::string Recipe::to_json() const { return written(*this).dump(); }
 
 Status Recipe::from_json(std::string_view json, Recipe* recipe) {
+  if (Status status = recipe::check_text(json, recipe); !status.ok()) return status;
   Json tree;
   if (Status status = parsed(json, &tree); !status.ok()) return status;
   Recipe made;

@@ -50,4 +50,18 @@ std::string suggestion(std::string_view text, std::span<const std::string> words
   return near.empty() ? "allowed: " + quoted_list(words) : "nearest: " + quoted_list(near);
 }
 
+std::string clipped(std::string_view text) {
+  constexpr std::size_t kShown = 64;
+  return text.size() > kShown ? std::string(text.substr(0, kShown - 3)) + "..." : std::string(text);
+}
+
+Status check_text(std::string_view text, const Recipe* recipe) {
+  constexpr std::size_t kMostBytes = std::size_t{1} << 16;
+  if (recipe == nullptr) return Status::invalid("recipe is null; pass the address of a Recipe to fill");
+  if (text.size() > kMostBytes)
+    return Status::invalid("recipe is a text of " + std::to_string(text.size()) + " bytes, but no recipe needs more than " +
+                           std::to_string(kMostBytes) + "; pass a name, its fields, or the JSON of one recipe");
+  return {};
+}
+
 }  // namespace flamia::recipe

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "flamia/recipe.hpp"
+#include "flamia/status.hpp"
 
 namespace flamia::recipe {
 
@@ -56,8 +57,14 @@ struct Words<AccumulatorModel> {
 };
 
 template <class E>
+bool is_known(E value) {
+  return static_cast<std::size_t>(value) < std::size(Words<E>::kAll);
+}
+
+/// The number of one that has no word; `violations` refuses it.
+template <class E>
 std::string word_of(E value) {
-  return Words<E>::kAll[static_cast<std::size_t>(value)];
+  return is_known(value) ? Words<E>::kAll[static_cast<std::size_t>(value)] : std::to_string(static_cast<unsigned>(value));
 }
 
 template <class E>
@@ -85,5 +92,11 @@ std::string quoted_list(std::span<const std::string> words);
 
 /// `nearest: "a" or "b"`, or, if nothing is near, `allowed: "a", "b", ...`.
 std::string suggestion(std::string_view text, std::span<const std::string> words);
+
+/// As much of a stranger's text as a message repeats.
+std::string clipped(std::string_view text);
+
+/// Before a text or JSON of a recipe is read: somewhere to put it, and no more bytes than a recipe can need (its JSON has some 2,000).
+Status check_text(std::string_view text, const Recipe* recipe);
 
 }  // namespace flamia::recipe

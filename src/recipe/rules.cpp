@@ -2,8 +2,10 @@
 #include "recipe/rules.hpp"
 
 #include <cmath>
+#include <type_traits>
 
 #include "plan/architecture.hpp"
+#include "recipe/fields.hpp"
 #include "recipe/names.hpp"
 #include "recipe/text_fields.hpp"
 
@@ -153,6 +155,22 @@ constexpr RecipeRule kRecipeRules[] = {
      "acc=hopper13 models the FP8 accumulator; BF16 products are added in FP32 (acc=native)"},
 };
 
+/// Enumerators that do not exist, by the member that holds one: memory that nobody filled, or the value of a newer header.
+struct UnknownWords {
+  std::string path;
+  std::vector<std::string>* found;
+
+  template <class T>
+  void operator()(const char* name, const T& x) const {
+    if constexpr (std::is_enum_v<T>) {
+      if (!is_known(x))
+        found->push_back(path + name + " = " + word_of(x) + " is no value of it; allowed: " + quoted_list(words_of<T>()));
+    } else if constexpr (std::is_class_v<T>) {
+      visit(x, UnknownWords{path + name + ".", found});
+    }
+  }
+};
+
 /// Products whose two operands no instruction multiplies.
 void check_products(const Recipe& recipe, std::vector<std::string>* found) {
   const std::vector<Place> all = places(recipe, !recipe.trains);
@@ -236,6 +254,8 @@ int changes_along_contraction(const Place& place, int head_dim) {
 
 std::vector<std::string> violations(const Recipe& recipe) {
   std::vector<std::string> found;
+  visit(recipe, UnknownWords{"", &found});
+  if (!found.empty()) return found;  // the rules speak of the words that there are
   for (const FormRule& rule : kFormRules) {
     std::string where;
     for (const Place& place : places(recipe, !recipe.trains))

@@ -72,7 +72,8 @@ std::vector<std::string> all_keys() {
 Status apply(const std::string& token, Recipe* made) {
   const std::size_t equals = token.find('=');
   if (equals == std::string::npos)
-    return Status::invalid("recipe: \"" + token + "\" is no field=value; after the name come fields such as ds=32x32 or dq=f32");
+    return Status::invalid("recipe: \"" + recipe::clipped(token) +
+                           "\" is no field=value; after the name come fields such as ds=32x32 or dq=f32");
   const std::string key = token.substr(0, equals), value = token.substr(equals + 1);
   const TextField* last = nullptr;
   for (const auto table : {recipe::text_shorthands(), recipe::text_fields()})
@@ -82,8 +83,9 @@ Status apply(const std::string& token, Recipe* made) {
       Recipe next = *made;
       if (field.read(value, &next)) return *made = next, Status{};
     }
-  if (!last) return Status::invalid("recipe field \"" + key + "\" is unknown; " + recipe::suggestion(key, all_keys()));
-  return Status::invalid("recipe field " + key + " is \"" + value + "\" but must be " + last->values);
+  if (!last)
+    return Status::invalid("recipe field \"" + recipe::clipped(key) + "\" is unknown; " + recipe::suggestion(key, all_keys()));
+  return Status::invalid("recipe field " + key + " is \"" + recipe::clipped(value) + "\" but must be " + last->values);
 }
 
 }  // namespace
@@ -103,12 +105,13 @@ std::string Recipe::name() const {
 }
 
 Status Recipe::parse(std::string_view text, Recipe* recipe) {
+  if (Status status = recipe::check_text(text, recipe); !status.ok()) return status;
   const std::vector<std::string> tokens = words(text);
   const std::vector<std::string> names = recipe_names();
   if (tokens.empty()) return Status::invalid("recipe is empty; name one of " + recipe::quoted_list(names));
   const NamedRecipe* named = recipe::find_named(tokens[0]);
   if (!named)
-    return Status::invalid("recipe \"" + tokens[0].substr(0, 64) + "\" is unknown; " + recipe::suggestion(tokens[0], names));
+    return Status::invalid("recipe \"" + recipe::clipped(tokens[0]) + "\" is unknown; " + recipe::suggestion(tokens[0], names));
   Recipe made = named->recipe;
   for (std::size_t i = 1; i < tokens.size(); ++i) {
     const std::string key = tokens[i].substr(0, tokens[i].find('='));

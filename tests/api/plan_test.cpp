@@ -99,6 +99,26 @@ TEST(Plan, SaysThatThereIsNoCudaPart) {
 }
 #endif
 
+TEST(Plan, AnEmptyOneNeedsNothing) {
+  const Plan plan;
+  EXPECT_EQ(plan.saved_bytes() + plan.workspace_bytes(Pass::forward) + plan.workspace_bytes(Pass::backward), 0u);
+  EXPECT_EQ(plan.problem().tokens, 0);
+  EXPECT_EQ(plan.recipe(), Recipe());
+  EXPECT_EQ(plan.options().threads, 0);
+  EXPECT_THAT(plan.explain(), HasSubstr("empty plan"));
+}
+
+TEST(Plan, RefusesEnumeratorsThatDoNotExist) {
+  Recipe recipe = recipe_named("mxfp8");
+  recipe.k.second.group.kind = static_cast<Group::Kind>(9);
+  recipe.softmax.exp2 = static_cast<Exp2>(200);
+  Plan plan;
+  const Status s = Plan::create(small_problem(), recipe, {}, &plan);
+  EXPECT_EQ(s.code(), StatusCode::invalid_argument);
+  EXPECT_THAT(s.message(), AllOf(HasSubstr("k.second.group.kind = 9"), HasSubstr("\"blocks\""), HasSubstr("softmax.exp2 = 200")));
+  EXPECT_THAT(recipe.to_json(), HasSubstr("200"));
+}
+
 TEST(Plan, TellsWhatItIs) {
   Plan plan;
   PlanOptions inference;

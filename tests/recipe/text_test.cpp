@@ -140,7 +140,13 @@ TEST(Errors, NameTheFieldAndWhatIsNear) {
   EXPECT_THAT(parse_error("mxfp8 dq=f32 dq=f16"), HasSubstr("given twice"));
   EXPECT_THAT(parse_error("mxfp8 q1=e4m3/32xall/ue8m0"), HasSubstr("e4m3/32xall/ue8m0/ceil"));
   EXPECT_THAT(parse_error("mxfp8 q1=e4m3/99999999999xall/ue8m0/ceil"), HasSubstr("q1 is"));
-  EXPECT_LT(parse_error(std::string(100000, 'm')).size(), 400u);
+  // nobody reads a message of a megabyte
+  const std::string long_word(60000, 'm');
+  for (const std::string& text : {long_word, "mxfp8 " + long_word, "mxfp8 " + long_word + "=1", "mxfp8 ds=" + long_word})
+    EXPECT_LT(parse_error(text).size(), 600u);
+  EXPECT_THAT(parse_error(std::string(100000, 'm')), HasSubstr("100000 bytes"));
+  EXPECT_THAT(Recipe::parse("mxfp8", nullptr).message(), HasSubstr("recipe is null"));
+  EXPECT_THAT(Recipe::from_json("{}", nullptr).message(), HasSubstr("recipe is null"));
 }
 
 TEST(Errors, NoTextOfAnyKindIsTakenForAnother) {
@@ -216,8 +222,12 @@ TEST(Json, EveryMistakeNamesItsKey) {
   EXPECT_THAT(json_error(""), HasSubstr("recipe JSON: "));
   EXPECT_THAT(json_error("{\"base\": \"mxfp8\", \"\xff\": 1}"), HasSubstr("recipe JSON: "));
   std::string deep = R"({"base": "mxfp8", "rotate": )";
-  deep += std::string(100000, '[') + std::string(100000, ']') + "}";
+  deep += std::string(30000, '[') + std::string(30000, ']') + "}";
   EXPECT_THAT(json_error(deep), HasSubstr("\"rotate\" is an array"));
+  EXPECT_THAT(json_error(deep + std::string(100000, ' ')), HasSubstr("bytes"));
+  const std::string word = '"' + std::string(60000, 'x') + '"';
+  for (const std::string& text : {word, "{" + word, "{" + word + ":1}", "{" + word + ":1," + word + ":1}"})
+    EXPECT_LT(json_error(text).size(), 600u);
 }
 
 TEST(Json, TheHashIsFnv1aOfTheJson) {
