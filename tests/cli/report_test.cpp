@@ -158,6 +158,42 @@ TEST_F(Report, Recipes) {
   EXPECT_THAT(run({"recipes"}).out, HasSubstr("mxfp8-exact"));
 }
 
+/// The cells of a Markdown row.
+std::vector<std::string> cells(const std::string& line) {
+  std::vector<std::string> parts;
+  std::istringstream in(line.substr(std::min<std::size_t>(line.size(), 2)));
+  for (std::string part; std::getline(in, part, '|');) parts.push_back(part);
+  return parts;
+}
+
+TEST_F(Report, TheDocumentationSaysWhatRecipesDo) {
+  std::ifstream document(std::string(FLAMIA_DATA) + "/../docs/recipes.md");
+  std::vector<std::vector<std::string>> rows;
+  for (std::string line; std::getline(document, line);) rows.push_back(cells(line));
+  for (const json& recipe : run_json({"recipes"})) {
+    const std::string name = recipe["name"], guarantee = recipe["guarantee"];
+    int described = 0;
+    for (const auto& row : rows) {
+      if (row.empty() || row[0].find("`" + name + "`") == std::string::npos) continue;
+      if (row.size() == 7) {  // what it is, whether it trains, where it runs
+        described += 1;
+        EXPECT_EQ(row[5] == " no ", !recipe["trains"].get<bool>()) << name;
+        EXPECT_EQ(row[6], recipe["runs_on"].size() == 2 ? " CPU, Hopper " : " CPU ") << name;
+      } else if (row.size() == 4) {  // what a later token, an earlier query and another document reach
+        described += 10;
+        EXPECT_EQ(row[1].starts_with(" never"), guarantee.starts_with("exact")) << name << guarantee;
+        EXPECT_EQ(row[1].starts_with(" yes"), guarantee.starts_with("leaks")) << name << guarantee;
+        for (const std::string tokens : {"32", "128"}) {
+          const bool within = guarantee.find("same " + tokens + " tokens, and on no others") != std::string::npos;
+          EXPECT_EQ(row[1].find(tokens) != std::string::npos, within) << name << guarantee;
+        }
+        EXPECT_EQ(row[3] == " never ", guarantee.find("documents are isolated") != std::string::npos) << name;
+      }
+    }
+    EXPECT_EQ(described, 11) << name << " has a row in each of the two tables";
+  }
+}
+
 TEST_F(Report, Explain) {
   const Outcome exact = run({"explain", "--recipe", "mxfp8-exact"});
   EXPECT_EQ(exact.code, 0) << exact.err;
