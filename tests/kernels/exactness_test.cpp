@@ -29,11 +29,19 @@ struct Changes {
   std::size_t back() const { return d_k + d_v; }
 };
 
+/// An input and a recipe with what comes out of them undisturbed.
+struct Undisturbed {
+  Undisturbed(const Input& input, const std::string& name) : in(input), r(recipe(name)), before(run(in, r)) {}
+  Input in;
+  Recipe r;
+  Result before;
+};
+
 /// Document 1 of three. Its tokens after `cut` are multiplied in q, k, v, dO; O and dQ are compared up to position `up_to`. Then q and dO
 /// before `cut` are; dK and dV are compared from `from` on. Other documents are always compared as a whole.
-Changes amplify(const Input& in, const Recipe& r, std::int64_t cut, std::int64_t up_to, std::int64_t from, float factor) {
+Changes amplify(const Undisturbed& with, std::int64_t cut, std::int64_t up_to, std::int64_t from, float factor) {
+  const auto& [in, r, before] = with;
   const std::int64_t tokens = in.problem.tokens, start = in.cu_seqlens[1], end = in.cu_seqlens[2];
-  const Result before = run(in, r);
   Changes c;
   const auto others = [&](const Result& after) {
     for (const auto& [x, y] :
@@ -68,10 +76,10 @@ TEST(Exactness, ExactRecipesChangeNoBit) {
   for (const char* text : {"mxfp8-exact", "mxfp8-exact ref=phase32", "mxfp8-exact ds=row32", "mxfp8-exact dk=64x32",
                            "mxfp8-exact ds=e4m3", "mxfp8-exact ds=e4m3 dq=f32", "mxfp8-exact dq=f32", "mxfp8-exact sticky=off",
                            "nvfp4-exact", "nvfp4-exact ds=e4m3", "sage3-exact", "bf16"}) {
-    const Input in = packed(seed);
+    const Undisturbed with(packed(seed), text);
     for (const std::int64_t cut : {70, 200})
       for (const float factor : kFactors) {
-        const Changes c = amplify(in, recipe(text), cut, cut + 1, cut, factor);
+        const Changes c = amplify(with, cut, cut + 1, cut, factor);
         EXPECT_EQ(c.o, 0u) << text << " O, cut " << cut << " factor " << factor;
         EXPECT_EQ(c.d_q, 0u) << text << " dQ, cut " << cut << " factor " << factor;
         EXPECT_EQ(c.d_k, 0u) << text << " dK, cut " << cut << " factor " << factor;
@@ -85,12 +93,11 @@ TEST(Exactness, HoldsForWindowsAndGroupedHeads) {
   const std::uint32_t seed = fresh_seed() + 21;
   for (const Mask mask : {Mask{true, 40, -1}, Mask{true, 150, -1}, Mask{false, 60, 0}, Mask{false, 60, 20}, Mask{false, -1, 130}})
     for (const int group : {1, 3}) {
-      const Input in = packed(seed, mask, group);
+      const Undisturbed with(packed(seed, mask, group), group == 1 ? "nvfp4-exact" : "mxfp8-exact ds=e4m3");
       const std::int64_t reach = mask.causal ? 0 : mask.right;
       for (const std::int64_t cut : {70, 200})
         for (const float factor : {1024.f, static_cast<float>(NAN)}) {
-          const Changes c = amplify(in, recipe(group == 1 ? "nvfp4-exact" : "mxfp8-exact ds=e4m3"), cut,
-                                    std::max<std::int64_t>(0, cut + 1 - reach), cut + reach, factor);
+          const Changes c = amplify(with, cut, std::max<std::int64_t>(0, cut + 1 - reach), cut + reach, factor);
           EXPECT_EQ(c.inside() + c.back() + c.elsewhere, 0u)
               << "window " << mask.left << "," << mask.right << " group " << group << " cut " << cut << " factor " << factor;
         }
@@ -99,18 +106,20 @@ TEST(Exactness, HoldsForWindowsAndGroupedHeads) {
 
 TEST(Exactness, TokenBlocksChangeNothingBeyondThemselves) {
   const Input in = packed(fresh_seed() + 22);
-  for (const char* name : {"mxfp8", "mxfp8 ds=e4m3", "nvfp4"})
+  for (const char* name : {"mxfp8", "mxfp8 ds=e4m3", "nvfp4"}) {
+    const Undisturbed with(in, name);
     for (const std::int64_t cut : {70, 200}) {
       std::uint64_t leaked =
           0;  // over the finite factors: a small one moves the block's exponent, which only codes below the normal ones notice
       for (const float factor : kFactors) {
         const std::int64_t block = (cut + 1) / 32 * 32;  // the first changed token's block starts here
-        const Changes c = amplify(in, recipe(name), cut, block, (cut + 31) / 32 * 32, factor);
+        const Changes c = amplify(with, cut, block, (cut + 31) / 32 * 32, factor);
         EXPECT_EQ(c.inside() + c.back() + c.elsewhere, 0u) << name << " cut " << cut << " factor " << factor;
-        if (!std::isnan(factor)) leaked += amplify(in, recipe(name), cut, cut + 1, cut, factor).inside();
+        if (!std::isnan(factor)) leaked += amplify(with, cut, cut + 1, cut, factor).inside();
       }
       EXPECT_GT(leaked, 0u) << name << ", the block itself does leak: cut " << cut;
     }
+  }
 }
 
 TEST(Exactness, ComparisonRecipesLeak) {
@@ -119,13 +128,14 @@ TEST(Exactness, ComparisonRecipesLeak) {
        {"fp8-tensor", "mxfp8-floor", "mxfp8-exact prescale=sequence", "mxfp8-exact block=32", "mxfp8-exact ds=32x32", "nvfp4-full",
         "sage3", "sage3-exact fold-v=off", "nvfp4-exact k1=e2m1/1x16/e4m3/two_level", "sage3-exact smooth-k=on", "sagebwd",
         "fp8-tensor ds=bf16", "mxfp8-exact ds=e4m3 prescale=sequence"}) {
+    const Undisturbed with(in, text);
     std::size_t leaked = 0;
     for (const std::int64_t cut : {70, 200})
-      for (const float factor : {16.f, 1e4f}) leaked += amplify(in, recipe(text), cut, cut + 1, cut, factor).inside();
+      for (const float factor : {16.f, 1e4f}) leaked += amplify(with, cut, cut + 1, cut, factor).inside();
     EXPECT_GT(leaked, 0u) << text;
   }
-  EXPECT_GT(amplify(in, recipe("fp8-tensor"), 70, 71, 70, 1e4f).elsewhere, 0u) << "one scale per tensor crosses documents";
-  EXPECT_EQ(amplify(in, recipe("mxfp8-floor"), 70, 71, 70, 1e4f).elsewhere, 0u);
+  EXPECT_GT(amplify({in, "fp8-tensor"}, 70, 71, 70, 1e4f).elsewhere, 0u) << "one scale per tensor crosses documents";
+  EXPECT_EQ(amplify({in, "mxfp8-floor"}, 70, 71, 70, 1e4f).elsewhere, 0u);
 }
 
 TEST(Exactness, DocumentsAreComputedApart) {
