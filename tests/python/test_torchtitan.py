@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="flamia's Python tests need PyTorch 2.11 or later")
 pytest.importorskip("torchtitan", reason="these tests need TorchTitan 0.3: pip install torchtitan")
+safetensors = pytest.importorskip("safetensors")
 pytest.importorskip("torchtitan.models.common.attention", reason="this TorchTitan needs another PyTorch", exc_type=ImportError)
 
 import flamia  # noqa: E402
@@ -103,7 +104,7 @@ def test_errors() -> None:
 def test_the_trainer_itself(tmp_path: Path) -> None:
     """TorchTitan's trainer, data loader, sharding and selective checkpointing; only the sizes and the device are others."""
     command = [sys.executable, ROOT / "experiments/torchtitan/reduced.py", tmp_path, "--module", "flamia.torchtitan", "--config",
-               "llama3_1b_mxfp8_exact", "--training.steps", "8"]
+               "llama3_1b_mxfp8_exact", "--training.steps", "8", "--checkpoint.enable", "--checkpoint.last_save_in_hf"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
     log = summary.steps(done.stderr + done.stdout)
@@ -111,6 +112,8 @@ def test_the_trainer_itself(tmp_path: Path) -> None:
     assert all(0.1 < step.grad_norm < 100 for step in log)
     # 8 steps of 2 batches and 2 layers; attention whose output is not kept would run again in every backward pass
     assert "32 forward passes of attention, 32 with a backward pass" in done.stdout
+    weights = safetensors.safe_open(tmp_path / "out/checkpoint/step-8/model-00001-of-00001.safetensors", "pt")
+    assert weights.get_slice("model.layers.1.self_attn.q_proj.weight").get_shape() == [256, 256]  # for lm-eval
 
 
 def test_checkpointing_keeps_the_attention() -> None:
