@@ -261,7 +261,7 @@ def grouped(x: Tensor, form: dict[str, Any], level: Tensor | float) -> tuple[Ten
     groups = x.unflatten(-1, (-1, form["group"]["columns"]))
     level = level[..., None] if isinstance(level, Tensor) else level
     values, scale = _nvfp4(groups, form, 6.0, level)
-    if form["rule"] == "amax_or_smaller":
+    if form["rule"] == "amax_or_smaller":  # the quotients are rounded to FP16 on the way, and errors are sums of FP16: here they are not
         others, other = _nvfp4(groups, form, 4.0, level)
         better = (others - groups).square().sum(-1, keepdim=True) < (values - groups).square().sum(-1, keepdim=True)
         values, scale = torch.where(better, others, values), torch.where(better, other, scale)

@@ -86,8 +86,8 @@ struct Workspace {
   std::vector<std::uint32_t> magnitudes;        // of each channel over the block's rows
   std::vector<std::uint32_t> group_magnitudes;  // of each group of channels
   std::vector<std::uint32_t> stored[2];         // scales of the block's groups; [1]: the candidate of amax_or_smaller
-  std::vector<float> errors[2];                 // their squared errors
-  std::vector<float> factor;                    // of each channel: 2^-e, or the divisor
+  std::vector<float> errors[2];                 // their squared errors in units of the scale
+  std::vector<float> factor;                    // of each channel: 2^-e, the divisor or its inverse
   std::vector<std::uint8_t> keep;               // 0 where the scale is zero
 };
 
@@ -108,6 +108,7 @@ class Pass {
         aux_rows_(two_level_ ? kFirstLevelRows : input.subtract_rows),
         first_levels_(two_level_ ? scales + group_scale_bytes(form, documents, input.heads, input.dim) : nullptr),
         by_factor_(form.scale == ScaleType::ue8m0),
+        by_inverse_(form.rule == ScaleRule::amax_or_smaller),
         row_bytes_(row_bytes(form.element, input.dim)),
         element_bytes_(static_cast<std::int64_t>(flamia::size_of(input.tensor.dtype))) {
     head_stride_ = input.tensor.head_stride ? input.tensor.head_stride : input.dim;
@@ -231,11 +232,14 @@ class Pass {
         w.stored[1][g] = numerics::nvfp4_scale(numerics::float_of(w.group_magnitudes[g]), 4.f, form_.tensor_scale);
       for (int candidate = 0; candidate < 2; ++candidate) {
         spread(form, w.stored[candidate].data(), w);
-        kernels_.e2m1_errors(w.values.data(), w.factor.data(), w.keep.data(), in_.dim, width_, w.scratch.data(),
-                             w.errors[candidate].data());
+        kernels_.inverse_errors(w.values.data(), w.factor.data(), in_.dim, width_, w.scratch.data(), w.errors[candidate].data());
       }
-      for (std::size_t g = 0; g < groups; ++g)
-        if (w.errors[1][g] < w.errors[0][g]) w.stored[0][g] = w.stored[1][g];
+      for (std::size_t g = 0; g < groups; ++g) {
+        const float six = scale_value(form, w.stored[0][g]), four = scale_value(form, w.stored[1][g]);
+        const bool smaller =
+            numerics::mul(numerics::mul(four, four), w.errors[1][g]) < numerics::mul(numerics::mul(six, six), w.errors[0][g]);
+        if (six == 0.f || smaller) w.stored[0][g] = w.stored[1][g];
+      }
     }
     for (std::size_t g = 0; g < groups; ++g)
       write_scale(form_.scale, scales_, first + static_cast<std::int64_t>(g), w.stored[0][g]);
@@ -247,6 +251,7 @@ class Pass {
       const float value = scale_value(form, stored[g]);
       const float factor = by_factor_     ? numerics::pow2(-numerics::decode_ue8m0(static_cast<std::uint8_t>(stored[g])))
                            : value == 0.f ? 1.f
+                           : by_inverse_  ? 1.f / value
                                           : value;
       const std::int64_t begin = g * width_, n = std::min<std::int64_t>(width_, in_.dim - begin);
       std::fill_n(w.factor.begin() + begin, n, factor);
@@ -347,6 +352,8 @@ class Pass {
         std::uint8_t* out = codes_of(block.first + first + r, head);
         if (by_factor_)
           kernels_.encode_by_factor(form_.element, x, w.factor.data(), in_.dim, out);
+        else if (by_inverse_)
+          kernels_.encode_by_inverse(x, w.factor.data(), w.keep.data(), in_.dim, out);
         else
           kernels_.encode_by_division(form_.element, x, w.factor.data(), w.keep.data(), in_.dim, out);
       }
@@ -380,6 +387,7 @@ class Pass {
   std::int64_t aux_rows_;       // tokens of the blocks that Block::aux_before counts: of means or of first levels
   std::uint8_t* first_levels_;  // or null
   bool by_factor_;              // powers of two multiply (2^-e: normal for e in -127 ... 126), other scales divide
+  bool by_inverse_;             // or multiply by the inverse (rule amax_or_smaller)
   std::int64_t row_bytes_;
   std::int64_t element_bytes_;
   std::int64_t head_stride_ = 0;

@@ -10,9 +10,10 @@
 //   ceil, floor e by numerics/exponent.hpp; code = encode(x * 2^-e), exact up to the final rounding
 //   amax, F32   scale = fl(amax / largest), largest = 448, 57344, 6 or 127; code = encode(fl(x / scale)); scale 0 -> codes 0
 //   amax, E4M3  byte = E4M3(fl(amax / fl(largest * tensor_scale))), s = fl(value(byte) * tensor_scale); code = encode(fl(x / s)); s
-//   = 0 -> codes 0 amax_or_smaller  as amax with 6 or 4 for E2M1's largest: 4 if the sum over the group, in channel order and FP32,
-//   of
-//               (code * s - x)^2 is smaller with it
+//   = 0 -> codes 0
+//   amax_or_smaller  as amax with 6 or 4 for E2M1's largest; q = FP16(fl(x * fl(1 / s))), code = E2M1(q). 4 if the scale by 6 is 0 or
+//               s^2 * E smaller with 4, where E = sum of (|q| - |code|)^2 over the group: in FP16 over the even and over the odd channels
+//               of each eight, by fma in order, then in FP32
 //   two_level   first = FP32(amax / (448 * largest)) of the tile of 128 tokens, at least 2^-100 (1 if amax is 0; tokens with NaN or infinity left out),
 //   then as
 //               amax with it as the tensor scale

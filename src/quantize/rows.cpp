@@ -69,9 +69,31 @@ struct ByDivision {
   FLAMIA_FN std::uint8_t keep(int c) const { return kept[c]; }
 };
 
+/// FP16(x) as FP32.
+FLAMIA_FN float round_f16(float x) { return decode_f16(encode_f16(x)); }
+
+struct ByInverse {
+  const float* __restrict x;
+  const float* __restrict inverse;
+  const std::uint8_t* __restrict kept;
+  FLAMIA_FN float value(int c) const { return round_f16(mul(x[c], inverse[c])); }
+  FLAMIA_FN std::uint8_t keep(int c) const { return kept[c]; }
+};
+
 template <MiniFloat F, class Source>
 FLAMIA_FN void encode_bytes(Source source, int begin, int end, std::uint8_t* __restrict codes) {
   for (int c = begin; c < end; ++c) codes[c - begin] = static_cast<std::uint8_t>(encode<F>(source.value(c)) & source.keep(c));
+}
+
+/// E2M1, first a byte a code, then two codes a byte: both loops vectorise.
+template <class Source>
+FLAMIA_FN void encode_pairs(Source source, int dim, std::uint8_t* __restrict codes) {
+  for (int begin = 0; begin < dim; begin += 128) {
+    std::uint8_t wide[128];
+    const int n = min_of(128, dim - begin);
+    encode_bytes<kE2M1>(source, begin, begin + n, wide);
+    for (std::int64_t c = 0; c < n / 2; ++c) codes[begin / 2 + c] = static_cast<std::uint8_t>(wide[2 * c] | wide[2 * c + 1] << 4);
+  }
 }
 
 template <class Source>
@@ -87,31 +109,38 @@ FLAMIA_FN void encode_body(Element element, Source source, int dim, std::uint8_t
       for (int c = 0; c < dim; ++c) codes[c] = static_cast<std::uint8_t>(encode_int8(source.value(c))) & source.keep(c);
       break;
     case Element::e2m1:
-      for (int begin = 0; begin < dim; begin += 128) {  // first a byte a code, then two codes a byte: both loops vectorise
-        std::uint8_t wide[128];
-        const int n = min_of(128, dim - begin);
-        encode_bytes<kE2M1>(source, begin, begin + n, wide);
-        for (std::int64_t c = 0; c < n / 2; ++c)
-          codes[begin / 2 + c] = static_cast<std::uint8_t>(wide[2 * c] | wide[2 * c + 1] << 4);
-      }
+      encode_pairs(source, dim, codes);
       break;
     case Element::bf16:
       break;  // has no scale: encode_bf16
   }
 }
 
-FLAMIA_FN void e2m1_errors_body(const float* __restrict x, const float* __restrict divisor, const std::uint8_t* __restrict keep,
-                                int dim, int width, float* __restrict scratch, float* __restrict sums) {
+/// FP16(x * x + sum), rounded once; x and sum are FP16 numbers. x * x is exact; their sum is rounded to odd first, which decides every
+/// later rounding as the exact sum would.
+FLAMIA_FN float add_square_f16(float x, float sum) {
+  const float square = mul(x, x), near = add(sum, square), back = add(near, -sum);
+  const float rest = add(add(sum, -add(near, -back)), add(square, -back));
+  const std::uint32_t below = rest < 0.f ? 1u : 0u, inexact = rest < 0.f || rest > 0.f ? 1u : 0u;
+  return round_f16(float_of((bits_of(near) - below) | inexact));
+}
+
+FLAMIA_FN void inverse_errors_body(const float* __restrict x, const float* __restrict inverse, int dim, int width,
+                                   float* __restrict scratch, float* __restrict sums) {
   for (int c = 0; c < dim; ++c) {
-    const float rounded = mul(decode<kE2M1>(encode<kE2M1>(x[c] / divisor[c]) & keep[c]), divisor[c]);
-    const float error = add(rounded, -x[c]);
-    scratch[c] = mul(error, error);
+    const float quotient = float_of(bits_of(round_f16(mul(x[c], inverse[c]))) & 0x7fffffffu);
+    scratch[c] = round_f16(add(quotient, -decode<kE2M1>(encode<kE2M1>(quotient))));
   }
-  const int groups = (dim + width - 1) / width;
-  for (int g = 0; g < groups; ++g) sums[g] = 0.f;
-  for (int c = 0; c < width; ++c)  // groups side by side: each sum is a chain of dependent additions
-    for (int g = 0; g < groups; ++g)
-      if (g * width + c < dim) sums[g] = add(sums[g], scratch[g * width + c]);
+  for (int begin = 0, g = 0; begin < dim; begin += width, ++g) {
+    const int end = min_of(begin + width, dim);
+    float total = 0.f;
+    for (int octet = begin; octet < end; octet += 8) {
+      float sum[2] = {0.f, 0.f};
+      for (int c = octet; c < min_of(octet + 8, end); ++c) sum[(c - octet) % 2] = add_square_f16(scratch[c], sum[(c - octet) % 2]);
+      total = add(total, add(sum[0], sum[1]));
+    }
+    sums[g] = total;
+  }
 }
 
 FLAMIA_FN void encode_bf16_body(const float* __restrict x, int dim, std::uint8_t* __restrict codes) {
@@ -142,12 +171,15 @@ FLAMIA_FN void encode_bf16_body(const float* __restrict x, int dim, std::uint8_t
                           std::uint8_t* codes) {                                                                                 \
     encode_body(element, ByDivision{x, divisor, keep}, dim, codes);                                                              \
   }                                                                                                                              \
-  target void e2m1_errors(const float* x, const float* divisor, const std::uint8_t* keep, int dim, int width, float* scratch,    \
-                          float* sums) {                                                                                         \
-    e2m1_errors_body(x, divisor, keep, dim, width, scratch, sums);                                                               \
+  target void by_inverse(const float* x, const float* inverse, const std::uint8_t* keep, int dim, std::uint8_t* codes) {         \
+    encode_pairs(ByInverse{x, inverse, keep}, dim, codes);                                                                       \
+  }                                                                                                                              \
+  target void inverse_errors(const float* x, const float* inverse, int dim, int width, float* scratch, float* sums) {            \
+    inverse_errors_body(x, inverse, dim, width, scratch, sums);                                                                  \
   }                                                                                                                              \
   target void bf16(const float* x, int dim, std::uint8_t* codes) { encode_bf16_body(x, dim, codes); }                            \
-  constexpr RowKernels kKernels{#set, load, magnitudes, group_magnitudes, by_factor, by_division, e2m1_errors, bf16};            \
+  constexpr RowKernels kKernels{                                                                                                 \
+      #set, load, magnitudes, group_magnitudes, by_factor, by_division, by_inverse, inverse_errors, bf16};                       \
   }
 
 FLAMIA_ROW_KERNELS(baseline, )

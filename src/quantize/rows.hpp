@@ -23,10 +23,11 @@ struct RowKernels {
   /// codes[c] = encode(x[c] / divisor[c]) & keep[c]; codes as above.
   void (*encode_by_division)(Element element, const float* x, const float* divisor, const std::uint8_t* keep, int dim,
                              std::uint8_t* codes);
-  /// sums[g] = sum over the `width` channels of group g, in order, of (E2M1(x / divisor) * divisor - x)^2 (the code of a channel
-  /// whose keep is 0 counts as 0). FP32. `scratch` holds dim numbers.
-  void (*e2m1_errors)(const float* x, const float* divisor, const std::uint8_t* keep, int dim, int width, float* scratch,
-                      float* sums);
+  /// Rule amax_or_smaller: codes[c] = E2M1(FP16(x[c] * inverse[c])) & keep[c], two a byte.
+  void (*encode_by_inverse)(const float* x, const float* inverse, const std::uint8_t* keep, int dim, std::uint8_t* codes);
+  /// sums[g] = sum of the squared differences between those quotients and their codes, over the `width` channels of group g: in FP16 and by
+  /// fma over the even and over the odd channels of eight, beyond that in FP32 (encode.hpp). `scratch` holds dim numbers.
+  void (*inverse_errors)(const float* x, const float* inverse, int dim, int width, float* scratch, float* sums);
   /// BF16 codes, little endian.
   void (*encode_bf16)(const float* x, int dim, std::uint8_t* codes);
 };

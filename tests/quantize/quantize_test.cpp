@@ -230,7 +230,7 @@ TEST(Quantise, TheSmallerOfTwoScalesHasTheSmallerError) {
   const std::vector<double> amax = squared_error(ScaleRule::amax), smaller = squared_error(ScaleRule::amax_or_smaller);
   int better = 0;
   for (std::size_t g = 0; g < amax.size(); ++g) {
-    EXPECT_LE(smaller[g], amax[g] * (1 + 1e-5));
+    EXPECT_LE(smaller[g], amax[g] * 1.004);  // errors are compared as sums of FP16
     better += smaller[g] < amax[g] * 0.99;
   }
   EXPECT_GT(better, static_cast<int>(amax.size()) / 10);

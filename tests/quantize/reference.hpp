@@ -57,6 +57,18 @@ inline std::vector<float> values_of(const Input& in, bool rotate, bool divide) {
   return x;
 }
 
+/// The FP16 number nearest to x, ties to even.
+inline double f16_of(double x) {
+  if (x == 0 || std::isinf(x)) return x;
+  const double unit = std::ldexp(1.0, std::max(std::ilogb(x), -14) - 10), rounded = std::nearbyint(x / unit) * unit;
+  return std::fabs(rounded) > 65504 ? std::copysign(HUGE_VAL, x) : rounded;
+}
+/// The quotient of rule amax_or_smaller.
+inline float quotient_f16(float x, float scale) {
+  const float inverse = scale == 0.f ? 1.f : 1.f / scale;
+  return static_cast<float>(f16_of(x * inverse));
+}
+
 inline std::uint32_t encode_one(Element element, float x) {
   switch (element) {
     case Element::e4m3:
@@ -169,18 +181,29 @@ inline Expected quantise_slowly(const Input& in, const schedule::Documents& docu
         if (divisor != largest && f.rule != ScaleRule::amax_or_smaller) continue;
         const std::uint32_t byte = numerics::encode<numerics::kE4M3>(amax / (divisor * f.tensor_scale));
         const float s = numerics::decode<numerics::kE4M3>(byte) * f.tensor_scale;
-        float error = 0.f;
-        for (const std::size_t i : group.elements) {
-          const float y = s == 0.f ? 0.f : numerics::decode<numerics::kE2M1>(numerics::encode<numerics::kE2M1>(x[i] / s)) * s;
-          const float difference = y - x[i];
-          const float square = difference * difference;
-          error = error + square;
+        if (f.rule == ScaleRule::amax) {
+          stored = byte, scale = s;
+          continue;
         }
-        if (divisor == largest || error < least_error) least_error = error, stored = byte, scale = s;
+        float error = 0.f;
+        for (std::size_t first = 0; first < group.elements.size(); first += 8) {
+          double sums[2] = {0, 0};
+          for (std::size_t k = first; k < std::min(first + 8, group.elements.size()); ++k) {
+            const double q = std::fabs(quotient_f16(x[group.elements[k]], s));
+            const double off =
+                f16_of(q - numerics::decode<numerics::kE2M1>(numerics::encode<numerics::kE2M1>(static_cast<float>(q))));
+            sums[k % 2] = f16_of(sums[k % 2] + off * off);
+          }
+          error += static_cast<float>(sums[0]) + static_cast<float>(sums[1]);
+        }
+        error *= s * s;
+        if (divisor == largest || scale == 0.f || error < least_error) least_error = error, stored = byte, scale = s;
       }
     }
     out.scales.push_back(stored);
-    for (const std::size_t i : group.elements) out.codes[i] = scale == 0.f ? 0u : encode_one(f.element, x[i] / scale);
+    const bool halves = f.rule == ScaleRule::amax_or_smaller;
+    for (const std::size_t i : group.elements)
+      out.codes[i] = scale == 0.f ? 0u : encode_one(f.element, halves ? quotient_f16(x[i], scale) : x[i] / scale);
   }
   if (!whole && rows == 1)  // tokens after the last document
     out.scales.resize(static_cast<std::size_t>(in.tokens * in.heads * per_row), 0u);

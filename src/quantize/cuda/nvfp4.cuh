@@ -6,7 +6,9 @@
 #pragma once
 #include <cuda_fp8.h>
 
-#include "kernels/cuda/ptx/half.cuh"
+#include "kernels/cuda/ptx/arithmetic.cuh"
+#include "kernels/cuda/ptx/registers.cuh"
+#include "quantize/cuda/block_scale.cuh"
 #include "quantize/cuda/quantise.hpp"
 #include "quantize/cuda/tile.cuh"
 
@@ -15,12 +17,15 @@ namespace flamia::quantize::gpu {
 inline constexpr std::uint32_t kFlaggedScale = 0x7f;
 inline constexpr int kScaleChannels = 16;
 
-/// Nearest magnitude of E2M1, ties to even, from a quotient >= 0: the addition of 2^22 times one and a half of the power of two below it (at
-/// least 1) leaves one bit of mantissa.
-__device__ __forceinline__ float round_e2m1(float quotient) {
-  const float q = fminf(quotient, 6.f);
-  const float magic = __int_as_float((max(__float_as_int(q), 0x3f800000) & 0x7f800000) | 0x00400000);
-  return numerics::fma(magic, -0x1p22f, numerics::fma(magic, 0x1p22f, q));
+inline constexpr std::uint32_t kOne = 0x3c003c00, kSix = 0x46004600;  // FP16, twice
+inline constexpr std::uint32_t kTwoTo9 = 0x60006000, kMinusTwoTo9 = 0xe000e000;
+inline constexpr std::uint32_t kSigns = 0x80008000;
+
+/// Nearest magnitudes of E2M1, ties to even, of two FP16 numbers in 0 ... 6: the addition of 2^9 times one and a half of the power of two below
+/// a number (at least 1) leaves one bit of mantissa.
+__device__ __forceinline__ std::uint32_t round_e2m1x2(std::uint32_t pair) {
+  const std::uint32_t magic = (ptx::max_f16x2(pair, kOne) & 0x7c007c00u) | 0x02000200u;
+  return ptx::fma_f16x2(magic, kMinusTwoTo9, ptx::fma_f16x2(magic, kTwoTo9, pair));
 }
 /// x / 6, rounded to nearest: equal to the division for every x that does not make a scale of zero.
 __device__ __forceinline__ float sixth(float x) {
@@ -28,34 +33,29 @@ __device__ __forceinline__ float sixth(float x) {
   const float near = numerics::mul(x, kInverse);
   return numerics::fma(numerics::fma(-6.f, near, x), kInverse, near);
 }
-
 /// One of the two scales, and what it makes of the lane's octet.
 struct Candidate {
-  float scale;       // 0: every code is 0
-  float rounded[8];  // magnitudes of E2M1
-  float error;       // of the whole group: squares summed in FP32, in the order of the channels
+  std::uint32_t rounded[4];  // magnitudes of E2M1, FP16
+  float error;               // of the group, in units of the scale squared (encode.hpp)
 };
 
-/// The quotient is a times 1 / scale in two words (however well the first approximates it, the second is what it leaves), so it is the nearest to a / scale unless that lies within 2^-47 of a midpoint, which never
-/// decides: a scale has four significant bits, so a quotient that is not a tie of E2M1 lies more than .53 ulp away from one.
-__device__ __forceinline__ void round_octet(const float (&a)[8], const Lane& lane, Candidate& candidate) {
-  const float s = candidate.scale, y = s == 0.f ? 0.f : __fdividef(1.f, s);
-  const float rest = numerics::mul(numerics::fma(-y, s, 1.f), y);
-  float square[8];
+/// y: the inverse of the scale. The quotients are left for their signs.
+__device__ __forceinline__ Candidate round_octet(const float (&value)[8], float y, std::uint32_t (&quotients)[4]) {
+  Candidate candidate;
+  std::uint32_t sums = 0;
 #pragma unroll
-  for (int c = 0; c < 8; ++c) {
-    candidate.rounded[c] = round_e2m1(numerics::fma(a[c], y, numerics::mul(a[c], rest)));
-    const float error = numerics::fma(candidate.rounded[c], s, -a[c]);  // the product is exact
-    square[c] = numerics::mul(error, error);
+  for (int p = 0; p < 4; ++p) {
+    quotients[p] = ptx::pack_f16x2(numerics::mul(value[2 * p], y), numerics::mul(value[2 * p + 1], y));
+    const std::uint32_t magnitudes = ptx::magnitude_f16x2(quotients[p]);
+    candidate.rounded[p] = round_e2m1x2(ptx::min_f16x2(magnitudes, kSix));
+    const std::uint32_t off = ptx::subtract_f16x2(magnitudes, candidate.rounded[p]);
+    sums = ptx::fma_f16x2(off, off, sums);
   }
-  float first = square[0];
-#pragma unroll
-  for (int c = 1; c < 8; ++c) first = numerics::add(first, square[c]);
-  float sum = __shfl_xor_sync(kFullWarp, first, 1);  // the upper octet goes on from the lower one's
-#pragma unroll
-  for (int c = 0; c < 8; ++c) sum = numerics::add(sum, square[c]);
-  const float upper = __shfl_xor_sync(kFullWarp, sum, 1);
-  candidate.error = lane.j % 2 != 0 ? sum : upper;
+  float even, odd;
+  ptx::unpack_f16x2(sums, even, odd);
+  const float octet = numerics::add(even, odd);
+  candidate.error = numerics::add(octet, __shfl_xor_sync(kFullWarp, octet, 1));
+  return candidate;
 }
 
 /// What is stored of one token's octet.
@@ -65,50 +65,48 @@ struct Nvfp4Octet {
   std::uint32_t half[4];  // code * scale
 };
 
-__device__ __forceinline__ Nvfp4Octet encode_octet(const float (&x)[8], float norm, bool flagged, bool codes_wanted,
-                                                   const Lane& lane) {
-  float value[8], a[8], amax = 0.f;
+/// Codes from the pairs' FP16: times 2^-14 a number of E2M1 has its code in the upper bits.
+__device__ __forceinline__ std::uint32_t codes_of(const std::uint32_t (&rounded)[4]) {
+  constexpr std::uint32_t kTwoToMinus14 = 0x04000400;
+  std::uint32_t codes = 0;
+#pragma unroll
+  for (int p = 0; p < 4; ++p) {
+    const std::uint32_t bits = ptx::multiply_f16x2(rounded[p], kTwoToMinus14);  // sign at 15, magnitude from 9 on
+    const std::uint32_t nibbles = (bits >> 9 & 0x00070007u) | (bits >> 12 & 0x00080008u);
+    codes |= (nibbles | nibbles >> 12) << 8 * p & 0xffu << 8 * p;
+  }
+  return codes;
+}
+
+/// `greatest`: magnitude of the lane's octet, before the norm; a flagged token is zero.
+__device__ __forceinline__ Nvfp4Octet encode_octet(const float (&x)[8], float greatest, float norm, bool flagged,
+                                                   bool codes_wanted) {
+  float value[8];
 #pragma unroll
   for (int c = 0; c < 8; ++c) value[c] = numerics::mul(x[c], norm);
-  if (__any_sync(kFullWarp, flagged)) {
-#pragma unroll
-    for (int c = 0; c < 8; ++c) value[c] = flagged ? 0.f : value[c];
-  }
-#pragma unroll
-  for (int c = 0; c < 8; ++c) {
-    a[c] = fabsf(value[c]);
-    amax = fmaxf(amax, a[c]);
-  }
-  amax = fmaxf(amax, __shfl_xor_sync(kFullWarp, amax, 1));
+  const float amax = numerics::mul(fmaxf(greatest, __shfl_xor_sync(kFullWarp, greatest, 1)), norm);
   const std::uint16_t scales = ptx::pack_e4m3x2(sixth(amax), numerics::mul(amax, .25f));
-  const __half2 decoded(__nv_cvt_fp8x2_to_halfraw2(scales, __NV_E4M3));
-  Candidate six{__low2float(decoded), {}, 0.f}, four{__high2float(decoded), {}, 0.f};
-  round_octet(a, lane, six);
-  round_octet(a, lane, four);
-  const bool smaller = four.error < six.error;
-  const float scale = smaller ? four.scale : six.scale;
+  const __half2_raw decoded = __nv_cvt_fp8x2_to_halfraw2(scales, __NV_E4M3);
+  const std::uint32_t both = decoded.x | static_cast<std::uint32_t>(decoded.y) << 16;
+  float six, four;
+  ptx::unpack_f16x2(both, six, four);
+  std::uint32_t quotients[4];
+  const Candidate by_six = round_octet(value, nearest_inverse(fmaxf(six, 0x1p-9f)), quotients);
+  const Candidate by_four = round_octet(value, four == 0.f ? 0.f : nearest_inverse(four), quotients);  // then every code is 0
+  const float six_error = numerics::mul(numerics::mul(six, six), by_six.error);
+  const bool smaller = (six == 0.f) | (numerics::mul(numerics::mul(four, four), by_four.error) < six_error);
 
   Nvfp4Octet out{};
   out.scale = flagged ? kFlaggedScale : smaller ? scales >> 8 : scales & 0xff;
-  float h[8], rounded[8];
+  const std::uint32_t factor = __byte_perm(both, 0, smaller ? 0x3232 : 0x1010);
+  const std::uint32_t signs = four == 0.f ? 0u : kSigns;
+  std::uint32_t rounded[4];
 #pragma unroll
-  for (int c = 0; c < 8; ++c) {
-    rounded[c] = smaller ? four.rounded[c] : six.rounded[c];
-    h[c] = copysignf(numerics::mul(rounded[c], scale), value[c]);
+  for (int p = 0; p < 4; ++p) {
+    rounded[p] = (smaller ? by_four.rounded[p] : by_six.rounded[p]) | (quotients[p] & signs);
+    out.half[p] = ptx::multiply_f16x2(rounded[p], factor);
   }
-  if (scale == 0.f) {  // codes without a sign
-#pragma unroll
-    for (int c = 0; c < 8; ++c) h[c] = 0.f;
-  }
-#pragma unroll
-  for (int p = 0; p < 4; ++p) out.half[p] = ptx::pack_f16x2(h[2 * p], h[2 * p + 1]);
-  if (codes_wanted) {
-#pragma unroll
-    for (int c = 0; c < 8; ++c) {  // times 2^-126 a magnitude of E2M1 becomes an FP32 number whose upper bits are its code
-      const std::uint32_t magnitude = __float_as_uint(numerics::mul(rounded[c], 0x1p-126f)) >> 22;
-      out.codes |= (magnitude | (__float_as_uint(h[c]) >> 28 & 8u)) << 4 * c;
-    }
-  }
+  if (codes_wanted) out.codes = codes_of(rounded);
   return out;
 }
 
@@ -131,28 +129,26 @@ __device__ __forceinline__ void store_halves(const Nvfp4Octet (&octet)[kLaneToke
 }
 
 /// NVFP4 of the lane's tokens, from values that `norm` still multiplies. `slot`: of the warp's first token, counted through the heads.
-/// The octets go round in the registers and are back in their places at the end: unrolled, the loop is 80 KB of instructions.
 template <int D>
-__device__ __forceinline__ void quantise_nvfp4(Values<D> (&x)[kLaneTokens], float norm, const bool (&flagged)[kLaneTokens],
-                                               const Lane& lane, std::int64_t slot, const Nvfp4Outputs& out) {
+__device__ __forceinline__ void quantise_nvfp4(Values<D> (&x)[kLaneTokens], Octets<D> (&greatest)[kLaneTokens], float norm,
+                                               const bool (&flagged)[kLaneTokens], const Lane& lane, std::int64_t slot,
+                                               const Nvfp4Outputs& out) {
+  if (__any_sync(kFullWarp, flagged[0] | flagged[1])) {
+    ptx::mark();  // a branch: selections would be made always
+#pragma unroll
+    for (int i = 0; i < kLaneTokens; ++i)
+      if (flagged[i]) x[i] = {}, greatest[i] = {};
+  }
   const std::uint32_t bytes[kLaneTokens] = {flagged[0] ? numerics::kFlagged : 127u, flagged[1] ? numerics::kFlagged : 127u};
   store_bytes(bytes, lane, out.exponents + slot);
-#pragma unroll 1
+#pragma unroll
   for (int m = 0; m < Values<D>::kOctets; ++m) {
     const int index = kTokenLanes * m + lane.j;
     Nvfp4Octet octet[kLaneTokens];
 #pragma unroll
-    for (int i = 0; i < kLaneTokens; ++i) octet[i] = encode_octet(x[i].octet[0], norm, flagged[i], out.codes != nullptr, lane);
-    store_halves<D>(octet, index, lane, out.halves + slot * D);
-#pragma unroll
     for (int i = 0; i < kLaneTokens; ++i)
-#pragma unroll
-      for (int c = 0; c < 8; ++c) {
-        const float first = x[i].octet[0][c];
-#pragma unroll
-        for (int o = 1; o < Values<D>::kOctets; ++o) x[i].octet[o - 1][c] = x[i].octet[o][c];
-        x[i].octet[Values<D>::kOctets - 1][c] = first;
-      }
+      octet[i] = encode_octet(x[i].octet[m], greatest[i].of[m], norm, flagged[i], out.codes != nullptr);
+    store_halves<D>(octet, index, lane, out.halves + slot * D);
     if (out.codes == nullptr) continue;
 #pragma unroll
     for (int i = 0; i < kLaneTokens; ++i) {

@@ -75,9 +75,14 @@ __global__ __launch_bounds__(kUnitThreads, kResidentUnits<kNvfp4>) void quantise
   if constexpr (kRotate) signs = load_signs<D>(lane);
   Values<D> x[kLaneTokens];  // rotated values; without rotation the raw elements are kept instead: half the registers
   std::uint32_t greatest[kLaneTokens];
+  [[maybe_unused]] Octets<D> octets[kLaneTokens];
 #pragma unroll
   for (int i = 0; i < kLaneTokens; ++i) {
-    if constexpr (kRotate) {
+    if constexpr (kNvfp4) {
+      rotate_unscaled<Element>(raw[i], signs, lane, x[i]);
+      octets[i] = octet_magnitudes(x[i]);
+      greatest[i] = magnitude(octets[i]);
+    } else if constexpr (kRotate) {
       rotate_unscaled<Element>(raw[i], signs, lane, x[i]);
       greatest[i] = magnitude(x[i]);
     } else {
@@ -121,7 +126,7 @@ __global__ __launch_bounds__(kUnitThreads, kResidentUnits<kNvfp4>) void quantise
     }
     if constexpr (kNvfp4) {
       const bool flagged[kLaneTokens] = {token_maximum(greatest[0]) >= kNonFinite, token_maximum(greatest[1]) >= kNonFinite};
-      quantise_nvfp4<D>(x, numerics::rotation_norm(D), flagged, lane, at, p.nvfp4);
+      quantise_nvfp4<D>(x, octets, numerics::rotation_norm(D), flagged, lane, at, p.nvfp4);
       if (p.rows == nullptr && p.transposed == nullptr) return;
     }
     encode(x, scale, kRotate ? numerics::rotation_norm(D) : 1.f, codes);

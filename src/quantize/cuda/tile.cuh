@@ -133,6 +133,31 @@ __device__ __forceinline__ std::uint32_t magnitude(const Raw<D>& raw) {
   return __float_as_uint(ptx::max_or_nan(Pair<Element>::low(greatest), Pair<Element>::high(greatest))) & 0x7fffffffu;
 }
 
+/// Greatest magnitude of each of a lane's octets; NaN wins.
+template <int D>
+struct Octets {
+  float of[Values<D>::kOctets];
+};
+template <int D>
+__device__ __forceinline__ Octets<D> octet_magnitudes(const Values<D>& x) {
+  Octets<D> greatest;
+#pragma unroll
+  for (int h = 0; h < Values<D>::kOctets; ++h) {
+    greatest.of[h] = 0.f;
+#pragma unroll
+    for (int c = 0; c < 8; ++c) greatest.of[h] = ptx::max_or_nan(greatest.of[h], fabsf(x.octet[h][c]));
+  }
+  return greatest;
+}
+
+template <int D>
+__device__ __forceinline__ std::uint32_t magnitude(const Octets<D>& octets) {
+  float greatest = octets.of[0];
+#pragma unroll
+  for (int h = 1; h < Values<D>::kOctets; ++h) greatest = ptx::max_or_nan(greatest, octets.of[h]);
+  return __float_as_uint(greatest) & 0x7fffffffu;
+}
+
 template <int D>
 __device__ __forceinline__ std::uint32_t magnitude(const Values<D>& x) {
   float greatest = 0.f;
