@@ -15,8 +15,10 @@
 #include <vector>
 
 #include "control.hpp"
+#include "full_rows.hpp"
 #include "numerics/format.hpp"
 #include "quantize/cuda/dequantise.hpp"
+#include "quantize/cuda/expand_nvfp4.hpp"
 #include "quantize/cuda/gradient.hpp"
 #include "quantize/cuda/quantise.hpp"
 #include "schedule/cuda/clear.hpp"
@@ -118,7 +120,8 @@ struct Buffers {
   std::int64_t elements, slots;
   std::uint16_t *input, *other, *rotated, *growing;  // growing: magnitudes from 2^-12 to 1 over the row
   std::uint8_t *rows, *transposed, *exponents, *prefix;
-  std::uint16_t* rows16;
+  std::uint16_t *rows16, *halves;
+  std::uint8_t *nvfp4_exponents, *nvfp4_codes, *nvfp4_scales;
   float *row_sum, *d_prime;
   std::int16_t* z;
   std::uint16_t* accumulator;
@@ -137,6 +140,10 @@ Buffers make_buffers(std::int64_t tokens, std::int64_t documents) {
   b.rows = allocate<std::uint8_t>(codes);
   b.transposed = allocate<std::uint8_t>(codes);
   b.rows16 = allocate<std::uint16_t>(codes);
+  b.halves = allocate<std::uint16_t>(codes);
+  b.nvfp4_exponents = allocate<std::uint8_t>(bytes);
+  b.nvfp4_codes = allocate<std::uint8_t>(codes / 2);
+  b.nvfp4_scales = allocate<std::uint8_t>(codes / 16);
   b.exponents = allocate<std::uint8_t>(bytes);
   b.prefix = allocate<std::uint8_t>(bytes);
   b.row_sum = allocate<float>(bytes);
@@ -256,6 +263,30 @@ void values(const Buffers& b, const Row& r, const std::string& name) {
       2. * (3. * static_cast<double>(b.elements) + static_cast<double>(b.slots * kHeads)));
 }
 
+/// NVFP4 in FP16 alone (inference), then with its codes and scales and the E4M3 codes of dQ and dK; the FP16 values from codes again.
+void nvfp4(const Buffers& b, const Row& r, const std::string& name) {
+  const auto n = static_cast<double>(b.elements), bytes = static_cast<double>(b.slots * kHeads);
+  const auto run = [&](const char* part, Group group, Prefix prefix, bool training) {
+    QuantiseParams p = params_of(b, r, true, group, prefix, {training, false});
+    p.nvfp4 = {b.halves, b.nvfp4_exponents, training ? b.nvfp4_codes : nullptr, training ? b.nvfp4_scales : nullptr};
+    const double written = training ? 2 + 1 + 0.5 + 1. / 16 : 2;
+    row(name, part, time_ms([&] { ok(quantize::gpu::launch_quantise(p, nullptr)); }),
+        n * (2 + written) + bytes * (prefix == Prefix::none ? 2 : 3));
+  };
+  run("Q nvfp4 inference", Group::block, Prefix::none, false);
+  run("Q nvfp4-exact inference", Group::token, Prefix::none, false);
+  run("Q nvfp4 training", Group::block, Prefix::none, true);
+  run("Q nvfp4-exact training", Group::token, Prefix::none, true);
+  run("K nvfp4-exact training", Group::token, Prefix::sticky, true);
+  quantize::gpu::ExpandNvfp4Params p;
+  p.operands[0] = p.operands[1] = {b.nvfp4_codes, b.nvfp4_scales, b.halves, kHeads};
+  p.head_dim = kDim;
+  p.slots = b.slots;
+  p.used_slots = &r.view.totals->slots;
+  row(name, "Q and K in FP16 from nvfp4", time_ms([&] { ok(quantize::gpu::launch_expand_nvfp4(p, nullptr)); }),
+      2. * n * (0.5 + 1. / 16 + 2));
+}
+
 void unfused(const Buffers& b, const Row& r, const std::string& name) {
   const auto n = static_cast<double>(b.elements);
   const auto run = [&](const char* part, bool rotate, bool transposed, double bytes) {
@@ -278,7 +309,7 @@ int main(int argc, char** argv) try {
                                      workload("256x256", {{256, 256}}),
                                      workload("8192+224x256", {{1, 8192}, {224, 256}}),
                                      workload("655x100", {{655, 100}})};
-  if (quick) workloads = {workload("3x50", {{3, 50}}), workload("1x700", {{1, 700}})};
+  if (quick) workloads = {workload("4x150", {{4, 150}}), workload("1x700", {{1, 700}})};
   std::int64_t tokens = 0, documents = 0;
   for (const Workload& w : workloads) {
     tokens = std::max<std::int64_t>(tokens, w.cu_seqlens.back());
@@ -300,7 +331,11 @@ int main(int argc, char** argv) try {
     b.slots = sm90::slot_capacity(r.shape.tokens, r.shape.documents);
     quantiser(b, r, w.name);
     values(b, r, w.name);
-    if (w.name == workloads[0].name) unfused(b, r, w.name);
+    nvfp4(b, r, w.name);
+    if (w.name != workloads[0].name) continue;
+    unfused(b, r, w.name);
+    bench::time_full(b.input, b.row_sum, r.shape.tokens / 128 * 128, kHeads, time_ms,
+                     [&](const std::string& part, double ms, double bytes) { row(w.name, part, ms, bytes); });
   }
   row("-", "copy again", time_ms(copy), copied);
   std::vector<Workload> schedules = workloads;
