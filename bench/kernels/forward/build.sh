@@ -11,14 +11,15 @@ compile() {  # object source
   if grep -E "C75(10|11|12|14)" "$1.log"; then echo "serialised products in $2"; rm -f "$1"; exit 1; fi
 }
 list="$src/launch.cu $src/instance_d128_block.cu $src/instance_d128_token.cu $src/instance_d64_block.cu $src/instance_d64_token.cu
-      $here/check.cu $here/time.cu $here/layout_speed.cu"
+      $src/instance_d128_nvfp4.cu $src/instance_d64_nvfp4.cu $here/line.cu $here/check.cu $here/time.cu $here/layout_speed.cu"
 objects=
 for file in $list; do
   object=$out/$(basename "$file" .cu).o
   if [ "$jobs" -gt 1 ]; then compile "$object" "$file" & else compile "$object" "$file"; fi
 done
 wait
-for o in launch instance_d128_block instance_d128_token instance_d64_block instance_d64_token; do objects="$objects $out/$o.o"; done
+for o in launch line instance_d128_block instance_d128_token instance_d64_block instance_d64_token instance_d128_nvfp4 \
+         instance_d64_nvfp4; do objects="$objects $out/$o.o"; done
 $nv -o "$out/check" "$out/check.o" $objects
 $nv -o "$out/time" "$out/time.o" $objects -ldl
 $nv -o "$out/layout_speed" "$out/layout_speed.o"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Correctness of the Hopper forward kernel on the GPU. Usage: check [tilesum] [quick]
+// Correctness of the Hopper forward kernel on the GPU. Usage: check [tilesum] [quick] [mitchell|schraudolph]
 #include <cstring>
 #include <ctime>
 #include <string>
@@ -7,6 +7,8 @@
 #include "reference.cuh"
 
 namespace bench {
+
+using flamia::sm90::forward::Exponential;
 
 int failures = 0;
 void expect(bool good, const char* what) {
@@ -18,6 +20,7 @@ void expect(bool good, const char* what) {
 
 struct Options {
   bool tilesum = false, quick = false, tiny = false;
+  Exponential kind = Exponential::hardware;
   std::uint64_t seed = 0;
 };
 
@@ -26,13 +29,14 @@ void run(Problem& problem, const Options& options) {
   config.reference = options.tilesum ? flamia::sm90::RowReference::tilesum : flamia::sm90::RowReference::phase32;
   problem.poison_outputs();
   CUDA_CHECK(cudaDeviceSynchronize());
-  CUDA_CHECK(flamia::sm90::launch_forward(problem.params(), config, nullptr));
+  CUDA_CHECK(options.kind == Exponential::hardware ? flamia::sm90::launch_forward(problem.params(), config, nullptr)
+                                                   : launch_line(problem.params(), config.scale_group, options.kind, nullptr));
   CUDA_CHECK(cudaDeviceSynchronize());
 }
 
 /// Sampled rows (all rows of short documents, edges and random ones of long ones) against both references.
 void check(const char* name, const Shape& shape, Scales scales, int left, int right, const Data& data, const Options& options,
-           double bar_recipe = 6e-3, double bar_exact = 4e-2) {
+           double bar_recipe = 6e-3, double bar_exact = 4e-2, bool control = false) {
   ForwardConfig config;
   config.head_dim = shape.head_dim;
   Problem problem(shape, scales, left, right, flamia::sm90::query_tile(config));
@@ -68,7 +72,7 @@ void check(const char* name, const Shape& shape, Scales scales, int left, int ri
   doc_table.from(docs);
   row_table.from(rows);
   Buffer<RowError> errors(docs.size() * shape.query_heads);
-  const Inputs inputs{problem.params(), shape.head_dim, options.tilesum};
+  const Inputs inputs{problem.params(), shape.head_dim, options.tilesum, control ? Exponential::hardware : options.kind};
   check_rows<<<dim3(docs.size(), shape.query_heads), 128>>>(inputs, doc_table.data, row_table.data, errors.data);
   CUDA_CHECK(cudaGetLastError());
   double ee = 0, en = 0, re = 0, rn = 0, worst = 0, lse = 0, m = 0, l = 0, bias = 0;
@@ -90,6 +94,7 @@ void check(const char* name, const Shape& shape, Scales scales, int left, int ri
       "  %-44s exact %.2e recipe %.2e worst row %.2e lse %.1e l %.1e m off %lld/%zu (max %.2g) bias %+.1e nan %lld (of %lld) %s\n",
       name, exact, recipe, worst, lse, l, moved, all.size(), m, bias / all.size() / shape.head_dim, nans, nan_rows,
       repeats ? "repeats" : "VARIES");
+  if (control) return expect(recipe > bar_recipe, "the reference for exp2 does not notice the line");
   expect(recipe < bar_recipe, "recipe error");
   expect(exact < bar_exact, "exact error");
   expect(nans == 0, "NaN pattern");
@@ -186,6 +191,25 @@ void exactness(const char* name, Scales scales, int from, int left, int right, i
   }
 }
 
+/// A line instead of exp2: the same row references and folds, other codes. The control is the reference for exp2.
+int check_line(const Options& options) {
+  Data plain, uneven, peaked;
+  plain.seed = uneven.seed = peaked.seed = options.seed;
+  uneven.uneven = true;
+  peaked.query_gain = 6;
+  const Shape shape{{1, 2, 64, 127, 129, 193, 256, 500, 1024, 1500}, 4, 2, 128};
+  for (const auto& [scales, name] : {std::pair{Scales::tensor, "tensor"}, {Scales::block, "block"}, {Scales::token, "token"}}) {
+    const std::string n = name;
+    check((n + " causal").c_str(), shape, scales, -1, 0, plain, options, 8e-3);
+    check((n + " full uneven").c_str(), shape, scales, -1, -1, uneven, options, 8e-3);
+    check((n + " causal peaked").c_str(), shape, scales, -1, 0, peaked, options, 8e-3);
+    check((n + " causal, for exp2").c_str(), shape, scales, -1, 0, plain, options, 8e-3, 4e-2, true);
+    exactness(name, scales, 333, -1, 0, 128, options);
+  }
+  std::printf("%s: %d failures\n", failures ? "FAILED" : "ok", failures);
+  return failures != 0;
+}
+
 }  // namespace bench
 
 int main(int argc, char** argv) {
@@ -196,6 +220,11 @@ int main(int argc, char** argv) {
     options.tiny |= std::strcmp(argv[i], "tiny") == 0;
     options.quick |= std::strcmp(argv[i], "quick") == 0;
   }
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "mitchell") == 0) options.kind = Exponential::mitchell;
+    if (std::strcmp(argv[i], "schraudolph") == 0) options.kind = Exponential::schraudolph;
+  }
+  options.tilesum |= options.kind != Exponential::hardware;
   options.seed = static_cast<std::uint64_t>(std::time(nullptr));
   std::printf("seed %llu, %s\n", static_cast<unsigned long long>(options.seed), options.tilesum ? "tilesum" : "phase32");
   Data plain, uneven, peaked, sink;
@@ -204,6 +233,7 @@ int main(int argc, char** argv) {
   peaked.query_gain = 6;
   sink.sink = true;
   const std::vector<int> ragged = {1, 2, 64, 127, 128, 129, 191, 192, 193, 200, 255, 256, 383, 384, 500, 1024, 1500};
+  if (options.kind != Exponential::hardware) return check_line(options);
   if (options.tiny) {  // for the sanitizer
     check("block causal", {{1, 130, 300}, 2, 1, 128}, Scales::block, -1, 0, uneven, options);
     check("token window 100, 20", {{300, 70}, 2, 2, 64}, Scales::token, 100, 20, uneven, options);

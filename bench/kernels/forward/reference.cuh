@@ -2,6 +2,7 @@
 // Two references for the forward kernel on the same codes: float64 attention without any rounding of P, and the recipe itself (row
 // reference, codes, fold, promotion per tile) with exact products. One block of 128 threads a row.
 #pragma once
+#include "line.hpp"
 #include "problem.cuh"
 
 namespace bench {
@@ -12,6 +13,7 @@ struct Inputs {
   ForwardParams p;
   int d;
   bool tilesum;
+  flamia::sm90::forward::Exponential kind;
 };
 
 __device__ inline double block_reduce(double value, bool maximum, double* scratch) {
@@ -28,9 +30,13 @@ __device__ inline double block_reduce(double value, bool maximum, double* scratc
   return scratch[0];
 }
 
-/// E4M3(exp2(x)); NaN stays NaN.
-__device__ inline double code_of(double x) {
-  return isnan(x) ? NAN : decode(__nv_cvt_float_to_fp8(static_cast<float>(exp2(x)), __NV_SATFINITE, __NV_E4M3));
+/// E4M3(2^x) with 2^x by `kind`; NaN stays NaN.
+__device__ inline double code_of(double x, flamia::sm90::forward::Exponential kind) {
+  using flamia::sm90::forward::Exponential;
+  if (isnan(x)) return NAN;
+  const double on_line = kind == Exponential::schraudolph ? x - 0.04303566 : x;
+  const double p = kind == Exponential::hardware ? exp2(x) : exp2(floor(on_line)) * (1 + on_line - floor(on_line));
+  return decode(__nv_cvt_float_to_fp8(static_cast<float>(p), __NV_SATFINITE, __NV_E4M3));
 }
 
 /// Errors of a row against both references: squared differences and norms, greatest differences of LSE, m and l.
@@ -92,7 +98,7 @@ __global__ void check_rows(Inputs in, const int* document_of_row, const int* pos
     double m_new = m;
     if (x > -1e299) {
       if (in.tilesum && !careful) {
-        careful = block_reduce(visible && !flagged ? code_of(score - m + shift) : 0, false, scratch) >= 440;
+        careful = block_reduce(visible && !flagged ? code_of(score - m + shift, in.kind) : 0, false, scratch) >= 440;
       }
       if (!in.tilesum || careful) {
         m_new = first ? ceil(32 * x) / 32 + headroom : m + ceil(fmax(0.0, x + headroom - m));
@@ -104,8 +110,8 @@ __global__ void check_rows(Inputs in, const int* document_of_row, const int* pos
                                                                                                                 : -127,
         true, scratch);
     const double correction = first ? 0 : exp2(m - m_new);  // NaN times 0 stays NaN: a flagged key may come first
-    const double code = visible ? (flagged ? NAN : code_of(score + shift - m_new)) : 0;
-    const double folded = visible ? (flagged ? NAN : code_of(score + shift + (value_byte - 127 - reach) - m_new)) : 0;
+    const double code = visible ? (flagged ? NAN : code_of(score + shift - m_new, in.kind)) : 0;
+    const double folded = visible ? (flagged ? NAN : code_of(score + shift + (value_byte - 127 - reach) - m_new, in.kind)) : 0;
     const double sum = block_reduce(code, false, scratch);
     l = l * correction + sum * exp2(-shift);
     __syncthreads();

@@ -17,6 +17,9 @@ struct Dimensions {
 
 inline constexpr int kWarpsPerConsumer = 4;
 
+/// How P comes from its logarithm. The lines (inference; docs/numerics.md, section 13) are compiled by the benchmark alone.
+enum class Exponential { hardware, mitchell, schraudolph };
+
 template <int kHeadDim_, ScaleGroup kScaleGroup_, RowReference kReference_, bool kRecordCodes_>
 struct Config {
   static_assert(kHeadDim_ == 64 || kHeadDim_ == 128);
@@ -24,6 +27,7 @@ struct Config {
   static constexpr ScaleGroup kScaleGroup = kScaleGroup_;
   static constexpr RowReference kReference = kReference_;
   static constexpr bool kRecordCodes = kRecordCodes_;
+  static constexpr Exponential kExponential = Exponential::hardware;
 
   // Tiles. A consumer warpgroup owns 64 queries; its tile of scores is 64 x 128.
   static constexpr int kConsumers = 3;

@@ -11,16 +11,28 @@ namespace flamia::sm90::forward {
 __device__ constexpr int first_score_of_word(int word) { return 16 * (word / 4) + 8 * (word / 2 % 2) + 2 * (word % 2); }
 __device__ constexpr int half_of_word(int word) { return word % 2; }
 
+/// exp2(score * scale + bias). The line through powers of two, 2^floor(x) * (1 + frac x), is the number with the bits (x + 127) * 2^23: x + 32,
+/// held within 0 ... 64 by the fma itself, becomes the mantissa of a number in 1 ... 2, which shifted by six is x's place in those bits.
+/// Schraudolph lowers the line. NaN becomes 0.
+template <class Config>
+__device__ __forceinline__ float exponential(float score, float scale, float bias) {
+  if constexpr (Config::kExponential == Exponential::hardware) {
+    return ptx::exp2_approximate(__fmaf_rn(score, scale, bias));
+  } else {
+    constexpr std::uint32_t lift = Config::kExponential == Exponential::schraudolph ? 361009u : 0u;  // 0.04303566 * 2^23
+    const float place = __saturatef(__fmaf_rn(score, scale * 0x1p-6f, __fmaf_rn(bias, 0x1p-6f, 0.5f)));
+    return __uint_as_float((__float_as_uint(__fadd_rn(place, 1.0f)) << 6) + (0x4F800000u - lift));
+  }
+}
+
 /// P of the four keys of code word w, before rounding: exp2(logit + bias).
 template <class Config>
 __device__ __forceinline__ float4 exponentials(const float (&scores)[Config::kScores], const ScoreFactors<Config>& factors,
                                                const float (&bias)[2], int w) {
   const int s = first_score_of_word(w), half = half_of_word(w);
   const float scale = factors.of_score(half, s);
-  return {ptx::exp2_approximate(__fmaf_rn(scores[s], scale, bias[half])),
-          ptx::exp2_approximate(__fmaf_rn(scores[s + 1], scale, bias[half])),
-          ptx::exp2_approximate(__fmaf_rn(scores[s + 4], scale, bias[half])),
-          ptx::exp2_approximate(__fmaf_rn(scores[s + 5], scale, bias[half]))};
+  return {exponential<Config>(scores[s], scale, bias[half]), exponential<Config>(scores[s + 1], scale, bias[half]),
+          exponential<Config>(scores[s + 4], scale, bias[half]), exponential<Config>(scores[s + 5], scale, bias[half])};
 }
 
 /// Test mode: a thread's unfolded codes of the visible pairs, and the reference they were made with.
