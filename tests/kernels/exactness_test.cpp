@@ -40,7 +40,9 @@ struct Undisturbed {
 /// Document 1 of three. Its tokens after `cut` are multiplied in q, k, v, dO; O and dQ are compared up to position `up_to`. Then q and dO
 /// before `cut` are; dK and dV are compared from `from` on. Other documents are always compared as a whole.
 Changes amplify(const Undisturbed& with, std::int64_t cut, std::int64_t up_to, std::int64_t from, float factor) {
-  const auto& [in, r, before] = with;
+  const Input& in = with.in;
+  const Recipe& r = with.r;
+  const Result& before = with.before;
   const std::int64_t tokens = in.problem.tokens, start = in.cu_seqlens[1], end = in.cu_seqlens[2];
   Changes c;
   const auto others = [&](const Result& after) {

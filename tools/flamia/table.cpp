@@ -5,7 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
+
+#include "json.hpp"
 
 namespace flamia::cli {
 namespace {
@@ -81,19 +82,19 @@ std::string Table::markdown() const {
 }
 
 std::string Table::json() const {
-  nlohmann::ordered_json array = nlohmann::ordered_json::array();
+  Json array = Json::array();
   for (const auto& row : rows_) {
-    nlohmann::ordered_json object;
+    Json object = Json::object();
     for (std::size_t c = 0; c < row.size(); ++c) {
-      nlohmann::ordered_json value;
+      Json value;
       if (const auto* text = std::get_if<std::string>(&row[c])) value = *text;
       if (const auto* whole = std::get_if<std::int64_t>(&row[c])) value = *whole;
-      if (const auto* number = std::get_if<double>(&row[c]); number != nullptr && std::isfinite(*number)) value = *number;
-      object[columns_[c].name] = value;
+      if (const auto* number = std::get_if<double>(&row[c])) value = *number;
+      object.set(columns_[c].name, std::move(value));
     }
-    array.push_back(object);
+    array.add(std::move(object));
   }
-  return array.dump(1);
+  return array.pretty();
 }
 
 }  // namespace flamia::cli

@@ -2,11 +2,11 @@
 #include <fmt/format.h>
 
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "command.hpp"
 #include "io/output_file.hpp"
 #include "io/safetensors.hpp"
+#include "json.hpp"
 #include "progress.hpp"
 
 namespace flamia::cli {
@@ -58,18 +58,17 @@ Status run(Attend& flags, const Session& session) {
   progress.step("writing " + flags.out);
   if (Status s = write_result(flags, inputs, recipe, result); !s.ok()) return s;
   if (!session.json) return {};
-  nlohmann::ordered_json report{{"recipe", recipe.name()},
-                                {"tokens", inputs.problem.tokens},
-                                {"documents", inputs.problem.documents},
-                                {"query_heads", inputs.problem.query_heads},
-                                {"key_heads", inputs.problem.key_heads},
-                                {"head_dim", inputs.problem.head_dim},
-                                {"causal", flags.options.mask.causal},
-                                {"window", {flags.options.mask.left, flags.options.mask.right}},
-                                {"backward", flags.options.backward},
-                                {"seconds", result.seconds},
-                                {"out", flags.out}};
-  return print(report.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+  Json report = Json::object();
+  report.set("recipe", recipe.name());
+  report.set("tokens", inputs.problem.tokens).set("documents", inputs.problem.documents);
+  report.set("query_heads", inputs.problem.query_heads).set("key_heads", inputs.problem.key_heads);
+  report.set("head_dim", inputs.problem.head_dim);
+  report.set("causal", flags.options.mask.causal);
+  report.set("window", std::vector{flags.options.mask.left, flags.options.mask.right});
+  report.set("backward", flags.options.backward);
+  report.set("seconds", result.seconds);
+  report.set("out", flags.out);
+  return print(report.pretty() + "\n");
 }
 
 }  // namespace

@@ -2,9 +2,9 @@
 #include "plan/explain.hpp"
 
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "command.hpp"
+#include "json.hpp"
 #include "recipe/guarantee.hpp"
 #include "recipe/lower.hpp"
 #include "recipe/rules.hpp"
@@ -19,13 +19,15 @@ struct Explain {
 };
 
 /// The quantised copies of Q, K, V and dO: form, the products that read it, the layouts it lies in.
-nlohmann::ordered_json copies_of(const recipe::Lowering& lowering) {
-  nlohmann::ordered_json copies = nlohmann::ordered_json::array();
+Json copies_of(const recipe::Lowering& lowering) {
+  Json copies = Json::array();
   for (const recipe::CopyPlan& copy : lowering.copies) {
-    nlohmann::ordered_json entry{{"operand", recipe::row_of(copy.operand).name}, {"form", recipe::form_text(copy.form)}};
-    for (const recipe::Product product : copy.products) entry["products"].push_back(recipe::name_of(product));
-    for (const recipe::Layout layout : copy.layouts) entry["layouts"].push_back(recipe::name_of(layout));
-    copies.push_back(std::move(entry));
+    Json products = Json::array(), layouts = Json::array(), entry = Json::object();
+    for (const recipe::Product product : copy.products) products.add(recipe::name_of(product));
+    for (const recipe::Layout layout : copy.layouts) layouts.add(recipe::name_of(layout));
+    entry.set("operand", recipe::row_of(copy.operand).name).set("form", recipe::form_text(copy.form));
+    entry.set("products", std::move(products)).set("layouts", std::move(layouts));
+    copies.add(std::move(entry));
   }
   return copies;
 }
@@ -45,20 +47,21 @@ Status run(const Explain& flags, const Session& session) {
   if (!session.json) return said(text);
   const recipe::Guarantee guarantee = recipe::guarantee(recipe);
   const recipe::Lowering lowering = recipe::lower(recipe, architecture, flags.head_dim);
-  const nlohmann::ordered_json report{{"recipe", recipe.name()},
-                                      {"arch", flags.arch},
-                                      {"head_dim", flags.head_dim},
-                                      {"trains", recipe.trains},
-                                      {"guarantee", guarantee.sentence(recipe.trains)},
-                                      {"documents_isolated", guarantee.documents_isolated},
-                                      {"violations", recipe::violations(recipe)},
-                                      {"copies", copies_of(lowering)},
-                                      {"refusals", lowering.refusals},
-                                      {"no_backward", lowering.no_backward},
-                                      {"not_executed", lowering.not_executed},
-                                      {"fields", nlohmann::ordered_json::parse(recipe.to_json())},
-                                      {"text", text}};
-  return said(report.dump(1) + "\n");
+  Json report = Json::object();
+  report.set("recipe", recipe.name());
+  report.set("arch", flags.arch);
+  report.set("head_dim", flags.head_dim);
+  report.set("trains", recipe.trains);
+  report.set("guarantee", guarantee.sentence(recipe.trains));
+  report.set("documents_isolated", guarantee.documents_isolated);
+  report.set("violations", recipe::violations(recipe));
+  report.set("copies", copies_of(lowering));
+  report.set("refusals", lowering.refusals);
+  report.set("no_backward", lowering.no_backward);
+  report.set("not_executed", lowering.not_executed);
+  report.set("fields", Json::parsed(recipe.to_json()));
+  report.set("text", text);
+  return said(report.pretty() + "\n");
 }
 
 }  // namespace

@@ -3,11 +3,11 @@
 
 #include <deque>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "command.hpp"
 #include "io/output_file.hpp"
 #include "io/safetensors.hpp"
+#include "json.hpp"
 #include "progress.hpp"
 #include "quantize/quantize.hpp"
 #include "recipe/operands.hpp"
@@ -195,10 +195,12 @@ Status run(const Quantize& flags, const Session& session) {
   }
   if (Status s = output.write(flags.out); !s.ok()) return s;
   if (!session.json) return {};
-  nlohmann::ordered_json report{{"out", flags.out}, {"metadata", output.metadata()}};
+  Json tensors = Json::object();
   for (const TensorToWrite& tensor : output.tensors())
-    report["tensors"][tensor.name] = {{"dtype", tensor.dtype}, {"shape", tensor.shape}};
-  return print(report.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+    tensors.set(tensor.name, std::move(Json::object().set("dtype", tensor.dtype).set("shape", tensor.shape)));
+  Json report = Json::object();
+  report.set("out", flags.out).set("metadata", output.metadata()).set("tensors", std::move(tensors));
+  return print(report.pretty() + "\n");
 }
 
 }  // namespace

@@ -2,9 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "command.hpp"
+#include "json.hpp"
 #include "recipe/guarantee.hpp"
 #include "recipe/lower.hpp"
 #include "table.hpp"
@@ -33,7 +33,7 @@ std::string machines_text(const std::vector<std::string>& forward, const std::ve
 }
 
 Status run(const Session& session) {
-  nlohmann::ordered_json all = nlohmann::ordered_json::array();
+  Json all = Json::array();
   Table table({{"recipe", ""}, {"trains", ""}, {"runs on", ""}, {"what it is", ""}});
   for (const std::string& name : recipe_names()) {
     Recipe recipe;
@@ -41,16 +41,18 @@ Status run(const Session& session) {
     const std::vector<std::string> whole = runs_on(recipe, recipe.trains), forward = runs_on(recipe, false);
     table.add({name, std::string(recipe.trains ? "yes" : "no"), forward.empty() ? Cell() : Cell(machines_text(forward, whole)),
                recipe_summary(name)});
-    all.push_back({{"name", name},
-                   {"summary", recipe_summary(name)},
-                   {"trains", recipe.trains},
-                   {"runs_on", whole},
-                   {"forward_runs_on", forward},
-                   {"guarantee", recipe::guarantee(recipe).sentence(recipe.trains)},
-                   {"hash", fmt::format("{:016x}", recipe.hash())},
-                   {"recipe", nlohmann::ordered_json::parse(recipe.to_json())}});
+    Json entry = Json::object();
+    entry.set("name", name);
+    entry.set("summary", recipe_summary(name));
+    entry.set("trains", recipe.trains);
+    entry.set("runs_on", whole);
+    entry.set("forward_runs_on", forward);
+    entry.set("guarantee", recipe::guarantee(recipe).sentence(recipe.trains));
+    entry.set("hash", fmt::format("{:016x}", recipe.hash()));
+    entry.set("recipe", Json::parsed(recipe.to_json()));
+    all.add(std::move(entry));
   }
-  return print(session.json ? all.dump(1) + "\n" : table.text());
+  return print(session.json ? all.pretty() + "\n" : table.text());
 }
 
 }  // namespace
