@@ -28,7 +28,7 @@ bool per_token(const Recipe& recipe) {
 }  // namespace
 
 const KernelFacts* forward_kernel(const Recipe& recipe, Architecture architecture, int head_dim) {
-  if (architecture != Architecture::sm_90) return nullptr;
+  if (architecture != Architecture::sm_90 || recipe.q.first.element == Element::int8) return nullptr;
   const std::string_view scales = recipe.q.first.element == Element::e2m1 ? "nvfp4" : per_token(recipe) ? "token" : "block";
   const std::string_view reference = recipe.softmax.reference == RowReferenceRule::phase32 ? "phase32" : "tilesum";
   const KernelFacts* const found = std::find_if(std::begin(kKernels), std::end(kKernels), [&](const KernelFacts& kernel) {

@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "recipe/named.hpp"
 #include "recipe/rules.hpp"
 
 namespace flamia::recipe {
@@ -50,7 +51,17 @@ void check_hopper_operand(const char* name, const OperandPolicy& policy, bool ma
   gaps.unless(!form.sticky || (may_be_sticky && form.group.kind == Group::Kind::blocks), operand + " is sticky");
 }
 
+/// The INT8 kernels compute one recipe, with K smoothed or not.
+std::vector<std::string> hopper_int8_gaps(const Recipe& recipe) {
+  Recipe known = find_named("sagebwd")->recipe;
+  known.smoothing.k = recipe.smoothing.k;
+  Gaps gaps;
+  gaps.unless(recipe == known, "with Q in INT8 only \"sagebwd\" and \"sagebwd smooth-k=off\" have kernels");
+  return gaps.take();
+}
+
 std::vector<std::string> hopper_gaps(const Recipe& recipe) {
+  if (recipe.q.first.element == Element::int8) return hopper_int8_gaps(recipe);
   Gaps gaps;
   const bool nvfp4 = recipe.q.first == kHopperNvfp4 && recipe.k.first == kHopperNvfp4;
   check_hopper_operand("Q", recipe.q, false, nvfp4, gaps);
@@ -71,6 +82,7 @@ std::vector<std::string> hopper_gaps(const Recipe& recipe) {
 
 /// What the backward kernel asks beyond what the forward kernel does.
 std::vector<std::string> hopper_backward_gaps(const Recipe& recipe) {
+  if (recipe.q.first.element == Element::int8) return {};  // both passes or none
   Gaps gaps;
   const bool bf16 = recipe.d_s == OperandPolicy{};
   const auto payload = [](const Quantisation& form, int rows, int columns) {

@@ -223,6 +223,16 @@ Lowering lower(const Recipe& recipe, plan::Architecture architecture, int head_d
   return Lowerer(recipe, plan::facts(architecture), head_dim).run();
 }
 
+Status can_mask(const Recipe& recipe, const Mask& mask) {
+  const bool window = mask.left >= 0 || (!mask.causal && mask.right > 0);
+  if (!window || recipe.smoothing == SmoothingPolicy{}) return {};
+  Recipe unsmoothed = recipe;
+  unsmoothed.smoothing = {};
+  return Status::unsupported("recipe \"" + recipe.name() +
+                             "\" subtracts means over tokens (smoothing), which a sliding window does not define; use \"" +
+                             unsmoothed.name() + "\", or causal or full attention");
+}
+
 Status can_run(const Recipe& recipe, plan::Architecture architecture, int head_dim, bool backward) {
   const bool broken = !violations(recipe).empty();
   Lowering lowering = lower(recipe, architecture, head_dim);

@@ -7,6 +7,7 @@
 
 #include "flamia/recipe.hpp"
 #include "flamia/status.hpp"
+#include "flamia/types.hpp"
 #include "plan/architecture.hpp"
 #include "recipe/operands.hpp"
 #include "recipe/rules.hpp"
@@ -63,6 +64,9 @@ struct Lowering {
 };
 
 Lowering lower(const Recipe& recipe, plan::Architecture architecture, int head_dim);
+
+/// Whether the mask leaves the recipe defined: means over tokens have no place in a sliding window.
+Status can_mask(const Recipe& recipe, const Mask& mask);
 
 /// lower() as one answer: ok if this version runs the recipe there; else `unsupported` (`invalid_argument` for broken rules) with every reason.
 Status can_run(const Recipe& recipe, plan::Architecture architecture, int head_dim, bool backward);

@@ -15,7 +15,8 @@ TEST_F(GpuSmall, ForwardCalls) {
       {{300}, 1, 1, 128, {true, 60, 0}, 0},
   };
   for (const Shape& shape : shapes)
-    for (const char* name : {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8-exact ref=phase32", "nvfp4-exact"}) {
+    for (const char* name :
+         {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8-exact ref=phase32", "nvfp4-exact", "sagebwd smooth-k=off"}) {
       SCOPED_TRACE(std::string(name) + ", first length " + std::to_string(shape.lengths[0]));
       const Input in = normal_input(shape, fresh_seed());
       RunOptions options;
@@ -31,7 +32,7 @@ TEST_F(GpuSmall, ForwardCalls) {
 
 TEST_F(GpuSmall, TrainingCalls) {
   for (const int dim : {128, 64})
-    for (const char* name : {"mxfp8", "mxfp8-exact", "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3", "nvfp4-exact"})
+    for (const char* name : {"mxfp8", "mxfp8-exact", "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3", "nvfp4-exact", "sagebwd"})
       for (const bool deterministic : {false, true}) {
         SCOPED_TRACE(std::string(name) + ", head dim " + std::to_string(dim) + (deterministic ? ", in order" : ""));
         const Input in = normal_input({{200, 0, 1, 70}, 2, 1, dim, {true, -1, -1}, 5}, fresh_seed());

@@ -225,9 +225,9 @@ TEST(Lower, HopperExecutesSomeRecipesAndVariants) {
   const auto status = [](const std::string& text, bool backward) {
     return can_run(parsed(text), Architecture::sm_90, 128, backward);
   };
-  for (const char* text :
-       {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 sticky=on", "mxfp8 dq=f32", "mxfp8 rotate=off", "mxfp8 ds=e4m3",
-        "mxfp8-exact ds=e4m3", "fp8-tensor ds=bf16", "mxfp8-exact ref=phase32", "nvfp4", "nvfp4-exact", "nvfp4-exact dq=f32"})
+  for (const char* text : {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 sticky=on", "mxfp8 dq=f32", "mxfp8 rotate=off",
+                           "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3", "fp8-tensor ds=bf16", "mxfp8-exact ref=phase32", "nvfp4",
+                           "nvfp4-exact", "nvfp4-exact dq=f32", "sagebwd", "sagebwd smooth-k=off"})
     EXPECT_TRUE(status(text, true).ok()) << text << ": " << status(text, true).message();
   const std::pair<const char*, const char*> forward_only[] = {{"mxfp8 dk=64x32", "dk=key64"},
                                                               {"mxfp8 ds=row128", "per key and 64 queries"},
@@ -247,6 +247,18 @@ TEST(Lower, HopperExecutesSomeRecipesAndVariants) {
   for (const char* text : {"bf16", "mxfp8-floor", "nvfp4-full", "nvfp4 rotate=off", "nvfp4 nvfp4=amax",
                            "nvfp4 q1=e4m3/32xall/ue8m0/ceil", "nvfp4 q2=e4m3/tensor/ue8m0/ceil v1=e2m1/1x16/e4m3/amax_or_smaller"})
     EXPECT_FALSE(status(text, false).ok()) << text;
+  for (const char* text : {"sagebwd smooth-q=on", "sagebwd p2=int8/64x64/f32/amax", "sagebwd exp2=poly3:2/16",
+                           "sagebwd do1=int8/128xall/f32/amax v2=int8/64xall/f32/amax dov-bf16=off"})
+    EXPECT_THAT(status(text, true).message(), HasSubstr("only \"sagebwd\" and \"sagebwd smooth-k=off\" have kernels")) << text;
+}
+
+TEST(Lower, MeansHaveNoPlaceInAWindow) {
+  for (const Mask& mask : {Mask{true, 20, -1}, Mask{false, -1, 5}}) {
+    EXPECT_THAT(can_mask(parsed("sagebwd"), mask).message(), HasSubstr("use \"sagebwd smooth-k=off\""));
+    EXPECT_TRUE(can_mask(parsed("sagebwd smooth-k=off"), mask).ok());
+  }
+  for (const Mask& mask : {Mask{true, -1, -1}, Mask{false, -1, -1}, Mask{true, -1, 5}})
+    EXPECT_TRUE(can_mask(parsed("sagebwd"), mask).ok());
 }
 
 TEST(Lower, RefusalsNameTheNearestThatRuns) {

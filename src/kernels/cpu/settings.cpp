@@ -9,6 +9,7 @@
 
 #include "numerics/hadamard.hpp"
 #include "quantize/form.hpp"
+#include "recipe/lower.hpp"
 
 namespace flamia::cpu {
 namespace {
@@ -162,11 +163,6 @@ int constant_exponent(Element element) {
   return element == Element::e2m1 ? 2 : element == Element::int8 ? 6 : numerics::kCodeExponent;
 }
 
-std::string unsmoothed(Recipe recipe) {
-  recipe.smoothing = {};
-  return recipe.name();
-}
-
 LogCodes log_codes(Exp2 kind) {
   switch (kind) {
     case Exp2::direct:
@@ -215,12 +211,7 @@ Status lower(const Problem& problem, const Recipe& recipe, Settings* settings) {
       if (Status status = check_operand(name, *form, problem.head_dim); !status.ok()) return status;
   s.smooth_q = recipe.smoothing.q;
   s.smooth_k = recipe.smoothing.k;
-  const bool window =
-      s.reach.left < schedule::MaskReach::kUnlimited || (s.reach.right > 0 && s.reach.right < schedule::MaskReach::kUnlimited);
-  if ((s.smooth_q || s.smooth_k) && window)
-    return Status::unsupported("recipe \"" + recipe.name() +
-                               "\" subtracts means over tokens (smoothing), which a sliding window does not define; use \"" +
-                               unsmoothed(recipe) + "\", or causal or full attention");
+  if (Status status = recipe::can_mask(recipe, problem.mask); !status.ok()) return status;
   if (Status status = lower_payload("p.first", recipe.p.first, true, &s.p_first); !status.ok()) return status;
   if (Status status = lower_payload("p.second", recipe.p.second, true, &s.p_second); !status.ok()) return status;
   s.one_ds_payload = recipe.one_ds_payload;

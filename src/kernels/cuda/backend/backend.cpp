@@ -35,6 +35,7 @@ Status check_device() {
 
 Status check(const Problem& problem, const Recipe& recipe, const PlanOptions& options) {
   if (Status s = recipe::can_run(recipe, plan::Architecture::sm_90, problem.head_dim, options.training); !s.ok()) return s;
+  if (Status s = recipe::can_mask(recipe, problem.mask); !s.ok()) return s;
   const HopperForm form = hopper_form(recipe, options.training);
   if (Status s = schedule::gpu::check(schedule_shape(problem, form, options.training)); !s.ok()) return s;
   return check_device();
@@ -58,7 +59,7 @@ std::string explain(const Problem& problem, const Recipe& recipe, const PlanOpti
                      std::to_string(memory.workspace_bytes) + " bytes";
   if (options.training)
     text += "; backward: workspace " + std::to_string(backward_memory(problem, form, options, nullptr).workspace_bytes) +
-            " bytes, dQ summed " + (options.deterministic ? "in registers" : "in memory, in any order");
+            " bytes, dQ summed " + (options.deterministic || form.int8 ? "in registers" : "in memory, in any order");
   return text + "\n";
 }
 

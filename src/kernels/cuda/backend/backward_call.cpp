@@ -67,6 +67,7 @@ Status BackwardCall::schedule() const {
 }
 
 Status BackwardCall::quantise() const {
+  if (form_.int8) return quantise_int8();
   quantize::gpu::GradientParams params;
   params.d_o = tensors_.d_o;
   params.o = tensors_.o;
@@ -174,6 +175,7 @@ Status BackwardCall::differentiate() const {
   clear.head_dim = problem_.head_dim;
   clear.tokens = problem_.tokens;
   if (Status s = schedule::gpu::launch_clear_uncovered(clear, schedule_.totals, stream_); !s.ok()) return s;
+  if (form_.int8) return device_status(sm90::int8::launch_backward(int8_params(), stream_), "INT8 backward kernels");
   return device_status(sm90::launch_backward(params(), config(), stream_), "backward kernels");
 }
 

@@ -5,6 +5,7 @@
 
 #include "flamia/attention.hpp"
 #include "kernels/cuda/backend/memory.hpp"
+#include "kernels/cuda/sm90/int8/int8.hpp"
 
 namespace flamia::cuda {
 
@@ -23,6 +24,8 @@ class BackwardCall {
   sm90::BackwardConfig config() const;
 
  private:
+  Status quantise_int8() const;
+  sm90::int8::BackwardParams int8_params() const;
   Status dequantise() const;
   Status expand_nvfp4() const;
 

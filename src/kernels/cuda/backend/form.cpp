@@ -14,6 +14,11 @@ OperandForm operand_form(const OperandPolicy& policy) {
 
 HopperForm hopper_form(const Recipe& recipe, bool training) {
   HopperForm form;
+  if (recipe.q.first.element == Element::int8) {
+    form.int8 = true;
+    form.smooth_keys = recipe.smoothing.k;
+    return form;
+  }
   form.q = operand_form(recipe.q);
   form.k = operand_form(recipe.k);
   form.v = operand_form(recipe.v);

@@ -68,6 +68,7 @@ Status ForwardCall::quantise(const TensorView& input, int heads, const OperandFo
 }
 
 Status ForwardCall::quantise() const {
+  if (form_.int8) return quantise_int8();
   if (Status s = quantise(tensors_.q, problem_.query_heads, form_.q, form_.rotate, sm90::TokenOrder::pi, memory_.q); !s.ok())
     return s;
   if (Status s = quantise(tensors_.k, problem_.key_heads, form_.k, form_.rotate, sm90::TokenOrder::pi, memory_.k); !s.ok())
@@ -115,6 +116,7 @@ Status ForwardCall::attend() const {
   clear.head_dim = problem_.head_dim;
   clear.tokens = problem_.tokens;
   if (Status s = schedule::gpu::launch_clear_uncovered(clear, schedule_.totals, stream_); !s.ok()) return s;
+  if (form_.int8) return device_status(sm90::int8::launch_forward(int8_params(), stream_), "INT8 forward kernel");
   return device_status(sm90::launch_forward(params(), config(), stream_), "forward kernel");
 }
 

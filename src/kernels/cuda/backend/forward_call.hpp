@@ -5,6 +5,7 @@
 
 #include "flamia/attention.hpp"
 #include "kernels/cuda/backend/memory.hpp"
+#include "kernels/cuda/sm90/int8/int8.hpp"
 
 namespace flamia::cuda {
 
@@ -23,6 +24,8 @@ class ForwardCall {
   sm90::ForwardConfig config() const;
 
  private:
+  Status quantise_int8() const;
+  sm90::int8::ForwardParams int8_params() const;
   Status quantise(const TensorView& input, int heads, const OperandForm& form, bool rotate, sm90::TokenOrder order,
                   const OperandMemory& memory) const;
 

@@ -3,31 +3,9 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/backend/pieces.hpp"
+
 namespace flamia::cuda {
-namespace {
-
-constexpr std::size_t kAlignment = 256;
-
-/// Deals out aligned pieces of one buffer; counts only when the buffer is null.
-class Pieces {
- public:
-  explicit Pieces(void* base) : base_(static_cast<std::byte*>(base)) {}
-
-  template <class T>
-  T* take(std::int64_t count) {
-    const std::size_t at = bytes_;
-    bytes_ += (static_cast<std::size_t>(count) * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
-    return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + at);
-  }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  std::byte* base_;
-  std::size_t bytes_ = 0;
-};
-
-}  // namespace
-
 std::int64_t slots_of(const Problem& problem) { return sm90::slot_capacity(problem.tokens, problem.documents); }
 
 quantize::gpu::Prefix prefix_of(const OperandForm& form, bool wanted) {
@@ -65,6 +43,7 @@ sm90::BackwardConfig backward_config(const Problem& problem, const HopperForm& f
 }
 
 BackwardMemory backward_memory(const Problem& problem, const HopperForm& form, const PlanOptions& options, void* base) {
+  if (form.int8) return int8_backward_memory(problem, base);
   const std::int64_t slots = slots_of(problem), query_slots = slots * problem.query_heads, key_slots = slots * problem.key_heads;
   const sm90::BackwardScratch scratch = sm90::backward_scratch(slots, problem.query_heads, problem.key_heads);
   const auto bytes = [](std::size_t n) { return static_cast<std::int64_t>(n); };
@@ -97,6 +76,7 @@ BackwardMemory backward_memory(const Problem& problem, const HopperForm& form, c
 
 ForwardMemory forward_memory(const Problem& problem, const HopperForm& form, const PlanOptions& options, void* saved_base,
                              void* workspace_base) {
+  if (form.int8) return int8_forward_memory(problem, form, options, saved_base, workspace_base);
   const std::int64_t slots = slots_of(problem);
   const std::int64_t query_slots = slots * problem.query_heads, key_slots = slots * problem.key_heads;
   Pieces saved(saved_base), workspace(workspace_base);

@@ -19,13 +19,24 @@ struct OperandMemory {
   quantize::gpu::Nvfp4Outputs nvfp4;
 };
 
+/// INT8 codes and scales of one operand (sm90/int8/int8.hpp), and its values in BF16.
+struct Int8Memory {
+  std::uint8_t* rows = nullptr;
+  std::uint8_t* transposed = nullptr;
+  std::uint16_t* rows16 = nullptr;
+  float* scales = nullptr;  // [heads][slots / 16]
+};
+
 /// Everything the forward pass computes with. When training, what the backward pass reads again lies in `saved`, the rest in
 /// `workspace`; without training all of it is workspace.
 struct ForwardMemory {
   OperandMemory q, k, v;
-  float* row_reference = nullptr;  // m, [query_heads][slots]
-  float* row_sum = nullptr;        // l
-  void* schedule = nullptr;        // of both passes when training
+  Int8Memory q8, k8, v8;            // instead, for INT8
+  float* key_means = nullptr;       // INT8, of documents: quantize::gpu::mean_offset
+  float* key_mean_score = nullptr;  // INT8, [query_heads][slots]
+  float* row_reference = nullptr;   // m, [query_heads][slots]
+  float* row_sum = nullptr;         // l
+  void* schedule = nullptr;         // of both passes when training
   std::uint32_t* scratch = nullptr;
   std::size_t saved_bytes = 0;
   std::size_t workspace_bytes = 0;
@@ -38,6 +49,8 @@ ForwardMemory forward_memory(const Problem& problem, const HopperForm& form, con
 /// What the backward pass works in, all of it workspace.
 struct BackwardMemory {
   OperandMemory d_out;
+  Int8Memory d_out8;                      // instead, for INT8
+  float* row_lse = nullptr;               // INT8: m + log2 l, [query_heads][slots]
   std::uint16_t* query16 = nullptr;       // Q as BF16 values, rows16; null unless dS is BF16
   std::uint16_t* key16 = nullptr;         // the same of K, in deterministic mode or for scores in FP16
   std::uint16_t* query_scores = nullptr;  // Q and K of NVFP4 scores as FP16 values, rows_f16; null unless they are NVFP4
@@ -52,6 +65,11 @@ struct BackwardMemory {
   std::size_t workspace_bytes = 0;
 };
 BackwardMemory backward_memory(const Problem& problem, const HopperForm& form, const PlanOptions& options, void* workspace);
+
+/// The same for INT8.
+ForwardMemory int8_forward_memory(const Problem& problem, const HopperForm& form, const PlanOptions& options, void* saved,
+                                  void* workspace);
+BackwardMemory int8_backward_memory(const Problem& problem, void* workspace);
 
 /// What the quantiser does about prefix maxima; `wanted`: the backward pass reads them.
 quantize::gpu::Prefix prefix_of(const OperandForm& form, bool wanted);

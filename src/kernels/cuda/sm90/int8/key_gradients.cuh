@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// The INT8 kernel of dK and dV. An item is a tile of 128 keys of a key head, 64 (a block) a consumer warpgroup, which work by themselves; a step is
+// a block of 128 queries, of the query heads of the group one after the other. Everything is transposed: rows are keys, columns queries.
+//
+//   products    S | dP of queries 0-63     | dP of 64-127        |            | dV, dK by 64 channels
+//   meanwhile     | P, its greatest, codes | dS, codes of P, too | dS's codes | dV += ..., dK += ...
+//
+// P = exp2(t - lse), S = K Qt, dV = P dO, dK = dS Q in INT8, dP = V dOt in BF16, dS = P (dP - D) in P's place. A block of P and of dS, 128 queries x
+// 64 keys, is a warpgroup's own. Registers: dK and dV 128, P and dS 64, dP 32; where P lay, products of the step's end. Codes go through shared memory.
+#pragma once
+#include "../backward/rows_out.cuh"
+#include "step.cuh"
+
+namespace flamia::sm90::int8 {
+
+template <int kHeadDim_>
+struct KeyGradients {
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kConsumers = 2;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kConsumerRegisters = 240, kCopyRegisters = 24;
+  static constexpr int kFixedBuffers = 1, kStages = 2;
+  static constexpr int kFirstMeeting = 1;  // named barriers of the warpgroups
+  static_assert(64 * kConsumers == kKeyTile);
+
+  struct Fixed {
+    alignas(128) std::uint8_t key[kKeyTile * kHeadDim];
+    alignas(128) std::uint16_t value[kKeyTile * kHeadDim];
+    float factor[kConsumers];  // softmax scale * log2 e * scale of the keys' block
+  };
+  struct Stage {
+    alignas(128) std::uint8_t query[kQueryBlock * kHeadDim];
+    alignas(128) std::uint16_t gradient[kQueryBlock * kHeadDim];
+    alignas(16) float lse[kQueryBlock];
+    alignas(16) float d[kQueryBlock];
+    float scales[2];  // of Q, of dO
+  };
+  struct Tail {
+    alignas(128) std::uint8_t query_transposed[kQueryBlock * kHeadDim];
+    alignas(128) std::uint8_t gradient_transposed[kQueryBlock * kHeadDim];
+  };
+  struct Own {
+    alignas(128) std::uint8_t codes[kConsumers][2][kKeyBlock * kQueryBlock];  // of P, of dS
+    std::uint32_t greatest[2][kConsumers][kWarps];                            // of a warp's P, of its dS
+  };
+
+  static __device__ __forceinline__ int heads(const BackwardParams& params) { return params.key_heads; }
+  static __device__ __forceinline__ Work work(const BackwardParams& params, const Document& document, int first, int head) {
+    const int length = document.length, last_key = min(first + kKeyTile, length) - 1;
+    const int begin = params.window_right < 0 || first <= params.window_right ? 0 : first - params.window_right;
+    const int end =
+        params.window_left < 0 || last_key >= length - 1 - params.window_left ? length : last_key + params.window_left + 1;
+    const int first_block = begin / kQueryBlock, blocks = (end + kQueryBlock - 1) / kQueryBlock - first_block;
+    const int group = params.query_heads / params.key_heads;
+    return {document.slot_start, document.token_start, length, first, head, first_block, blocks * group, blocks};
+  }
+  static __device__ __forceinline__ void copy_fixed(const BackwardParams& params, const Work& work, Fixed& fixed,
+                                                    std::uint64_t* ready) {
+    const std::int64_t row = work.head * params.slots + work.slot_start + work.first;
+    const float scale = __fmul_rn(params.softmax_scale, kLog2E);
+#pragma unroll
+    for (int block = 0; block < kConsumers; ++block)  // what begins behind the document belongs to others
+      fixed.factor[block] = work.first + kKeyBlock * block < work.length
+                                ? __fmul_rn(scale, params.key.scales[(row + kKeyBlock * block) / kScaleSlots])
+                                : 0.0f;
+    ptx::barrier_arrive_expect(ready, sizeof(fixed.key) + sizeof(fixed.value));
+    ptx::bulk_copy(fixed.key, params.key.rows + row * kHeadDim, sizeof(fixed.key), ready);
+    ptx::bulk_copy(fixed.value, params.value_rows16 + row * kHeadDim, sizeof(fixed.value), ready);
+  }
+  /// First query of a step, and its slot counted through all query heads.
+  static __device__ __forceinline__ int first_query(const Work& work, int step) {
+    return (work.first_step + step % work.unused) * kQueryBlock;
+  }
+  static __device__ __forceinline__ std::int64_t row_of(const BackwardParams& params, const Work& work, int step) {
+    const int head = work.head * (params.query_heads / params.key_heads) + step / work.unused;
+    return head * params.slots + work.slot_start + first_query(work, step);
+  }
+  static __device__ __forceinline__ float2 step_scales(const BackwardParams& params, const Work& work, int step) {
+    const std::int64_t at = row_of(params, work, step) / kScaleSlots;
+    return make_float2(params.query.scales[at], params.gradient.scales[at]);
+  }
+  static __device__ __forceinline__ void copy_step(const BackwardParams& params, const Work& work, int step, const float2& scales,
+                                                   Stage& stage, std::uint64_t* ready) {
+    const std::int64_t row = row_of(params, work, step);
+    stage.scales[0] = scales.x;
+    stage.scales[1] = scales.y;
+    ptx::barrier_arrive_expect(ready, sizeof(stage.query) + sizeof(stage.gradient) + sizeof(stage.lse) + sizeof(stage.d));
+    ptx::bulk_copy(stage.query, params.query.rows + row * kHeadDim, sizeof(stage.query), ready);
+    ptx::bulk_copy(stage.lse, params.row_lse + row, sizeof(stage.lse), ready);
+    ptx::bulk_copy(stage.gradient, params.gradient_rows16 + row * kHeadDim, sizeof(stage.gradient), ready);
+    ptx::bulk_copy(stage.d, params.row_d + row, sizeof(stage.d), ready);
+  }
+  static __device__ __forceinline__ void copy_tail(const BackwardParams& params, const Work& work, int step, Tail& tail,
+                                                   std::uint64_t* ready) {
+    const std::int64_t row = row_of(params, work, step);
+    ptx::barrier_arrive_expect(ready, sizeof(tail.gradient_transposed) + sizeof(tail.query_transposed));
+    ptx::bulk_copy(tail.gradient_transposed, params.gradient.transposed + row * kHeadDim, sizeof(tail.gradient_transposed), ready);
+    ptx::bulk_copy(tail.query_transposed, params.query.transposed + row * kHeadDim, sizeof(tail.query_transposed), ready);
+  }
+  static __device__ __forceinline__ void compute(const BackwardParams& params, Storage<KeyGradients>& storage,
+                                                 Consumer<KeyGradients>& self, const Work& work);
+};
+
+/// P of pairs in which the query does not see the key becomes 0.
+__device__ __forceinline__ void mask_queries(float (&p)[kScores], Window window, int key, int length, int first_query, int lane) {
+  const int origin = first_query + 2 * (lane % 4);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = key + 8 * half;
+    const int first = (window.right < 0 ? 0 : row - window.right) - origin;
+    const int end = (row >= length                                        ? 0
+                     : window.left < 0 || row >= length - 1 - window.left ? length
+                                                                          : row + window.left + 1) -
+                    origin;
+#pragma unroll
+    for (int i = 2 * half; i < kScores; i += 4) {
+      const int query = 8 * (i / 4);
+      if (query < first || query >= end) p[i] = 0.0f;
+      if (query + 1 < first || query + 1 >= end) p[i + 1] = 0.0f;
+    }
+  }
+}
+
+/// Greatest of a warpgroup's values; all its threads.
+__device__ __forceinline__ std::uint32_t warpgroup_maximum(std::uint32_t bits, std::uint32_t (&of_warps)[kWarps], int barrier,
+                                                           int warp, int lane) {
+  bits = __reduce_max_sync(kFullWarp, bits);
+  if (lane == 0) of_warps[warp] = bits;
+  ptx::named_barrier_sync(barrier, 128);
+  return max(max(of_warps[0], of_warps[1]), max(of_warps[2], of_warps[3]));
+}
+
+/// Codes of 64 queries of a block, from the kFirst-th register on, into shared memory.
+template <int kFirst>
+__device__ __forceinline__ void store_codes(const float (&x)[kScores], float inverse, std::uint32_t lane_base) {
+#pragma unroll
+  for (int w = kFirst / 4; w < kFirst / 4 + kCodeWords / 2; ++w)
+    store_code_word<kQueryBlock>(lane_base, w, code_word(x, w, inverse));
+}
+
+/// dS = P (dP - D) for 64 queries of the step, in P's place.
+template <int kFirst>
+__device__ __forceinline__ void gradient_in_place(float (&p)[kScores], const float (&gradient)[kScores / 2],
+                                                  const float (&d_of_queries)[kQueryBlock], int lane) {
+#pragma unroll
+  for (int j = 0; j < kScores / 8; ++j) {
+    const float2 d = *reinterpret_cast<const float2*>(&d_of_queries[2 * kFirst + 8 * j + 2 * (lane % 4)]);
+#pragma unroll
+    for (int i = 4 * j; i < 4 * j + 4; ++i)
+      p[kFirst + i] = __fmul_rn(p[kFirst + i], __fadd_rn(gradient[i], i % 2 == 0 ? -d.x : -d.y));
+  }
+}
+
+template <int kHeadDim>
+__device__ __forceinline__ void KeyGradients<kHeadDim>::compute(const BackwardParams& params, Storage<KeyGradients>& storage,
+                                                                Consumer<KeyGradients>& self, const Work& work) {
+  const Window window{params.window_left, params.window_right};
+  const Fixed& fixed = storage.fixed[self.fixed.slot];
+  const Tail& tail = storage.tail;
+  const int first_key = work.first + kKeyBlock * self.index, key = first_key + self.first_row();
+  const std::uint8_t* const keys = fixed.key + kKeyBlock * kHeadDim * self.index;
+  const std::uint16_t* const values = fixed.value + kKeyBlock * kHeadDim * self.index;
+  const std::uint8_t* const p_codes = storage.own.codes[self.index][0];
+  const std::uint8_t* const ds_codes = storage.own.codes[self.index][1];
+  const float key_factor = fixed.factor[self.index];
+  const int meeting = kFirstMeeting + self.index;
+  const auto lane_offset = static_cast<std::uint32_t>(16 * kQueryBlock * self.warp + 4 * self.lane);
+  const std::uint32_t p_at = ptx::shared_address(p_codes) + lane_offset, ds_at = ptx::shared_address(ds_codes) + lane_offset;
+  float d_key[kHeadDim / 2], d_value[kHeadDim / 2];
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 2; ++i) d_key[i] = d_value[i] = 0.0f;
+
+#pragma unroll 1
+  for (int step = 0; step < work.steps; ++step) {
+    ptx::barrier_wait(&storage.stage_ready[self.stage.slot], self.stage.parity);
+    const Stage& stage = storage.stage[self.stage.slot];
+    const int query = first_query(work, step), last_key = first_key + kKeyBlock - 1;
+    const bool masked = __any_sync(kFullWarp, (window.right >= 0 && last_key > query + window.right) ||
+                                                  (window.left >= 0 && query + kQueryBlock - 1 - first_key > window.left) ||
+                                                  query + kQueryBlock > work.length || last_key >= work.length);
+    const float query_scale = stage.scales[0], gradient_scale = stage.scales[1], factor = __fmul_rn(key_factor, query_scale);
+
+    int product[kScores];
+    float p[kScores], first_gradient[kScores / 2];
+    issue_scores<kHeadDim>(product, keys, stage.query);
+    issue_values<kHeadDim>(first_gradient, values, stage.gradient);
+    ptx::wait_products<1>();
+    ptx::fence_registers(product);
+#pragma unroll
+    for (int j = 0; j < kScores / 4; ++j) {
+      const float2 lse = *reinterpret_cast<const float2*>(&stage.lse[8 * j + 2 * (self.lane % 4)]);
+#pragma unroll
+      for (int i = 4 * j; i < 4 * j + 4; ++i) p[i] = probability(product[i], factor, i % 2 == 0 ? lse.x : lse.y);
+    }
+    if (masked) mask_queries(p, window, key, work.length, query, self.lane);
+    const BlockScale of_p(
+        warpgroup_maximum(greatest_magnitude(p, 0, kScores), storage.own.greatest[0][self.index], meeting, self.warp, self.lane));
+    store_codes<0>(p, of_p.inverse, p_at);
+    ptx::wait_products<0>();
+    ptx::fence_registers(first_gradient);
+    gradient_in_place<0>(p, first_gradient, stage.d, self.lane);
+    float second_gradient[kScores / 2];
+    issue_values<kHeadDim>(second_gradient, values, stage.gradient + 64 * kHeadDim);
+    store_codes<kScores / 2>(p, of_p.inverse, p_at);
+    ptx::wait_products<0>();
+    ptx::fence_registers(second_gradient);
+    gradient_in_place<kScores / 2>(p, second_gradient, stage.d, self.lane);
+    if (masked) mask_queries(p, window, key, work.length, query, self.lane);  // whatever dP of an unseen pair is
+    const BlockScale of_ds(
+        warpgroup_maximum(greatest_magnitude(p, 0, kScores), storage.own.greatest[1][self.index], meeting, self.warp, self.lane));
+    store_codes<0>(p, of_ds.inverse, ds_at);
+    store_codes<kScores / 2>(p, of_ds.inverse, ds_at);
+    const float value_factor = __fmul_rn(of_p.scale, gradient_scale), key_gradient_factor = __fmul_rn(of_ds.scale, query_scale);
+    ptx::fence_async_reads();
+    ptx::named_barrier_sync(meeting, 128);  // all codes are stored
+
+    hand_back(&storage.stage_free[self.stage.slot], self.lane);
+    self.stage.advance();
+    ptx::barrier_wait(&storage.tail_ready, self.tail.parity);
+#pragma unroll
+    for (int channel = 0; channel < kHeadDim; channel += 64) {
+      int of_value[32], of_key[32];
+      issue_stored_codes<kHeadDim, kQueryBlock>(of_value, p_codes, tail.gradient_transposed, channel);
+      issue_stored_codes<kHeadDim, kQueryBlock>(of_key, ds_codes, tail.query_transposed, channel);
+      ptx::wait_products<1>();
+      ptx::fence_registers(of_value);
+      add_scaled(d_value, of_value, value_factor, channel / 2);
+      ptx::wait_products<0>();
+      ptx::fence_registers(of_key);
+      add_scaled(d_key, of_key, key_gradient_factor, channel / 2);
+    }
+    hand_back(&storage.tail_free, self.lane);
+    self.tail.advance();
+  }
+  hand_back(&storage.fixed_free[self.fixed.slot], self.lane);
+
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 2; ++i) d_key[i] = __fmul_rn(d_key[i], params.softmax_scale);
+  const bool valid[2] = {key < work.length, key + 8 < work.length};
+  const std::int64_t stride = static_cast<std::int64_t>(params.key_heads) * kHeadDim;
+  const std::int64_t at =
+      (static_cast<std::int64_t>(work.token_start) + key) * stride + static_cast<std::int64_t>(work.head) * kHeadDim;
+  backward::write_rows<kHeadDim>(params.d_key, params.gradients, at, 8 * stride, d_key, valid, self.lane);
+  backward::write_rows<kHeadDim>(params.d_value, params.gradients, at, 8 * stride, d_value, valid, self.lane);
+}
+
+}  // namespace flamia::sm90::int8
