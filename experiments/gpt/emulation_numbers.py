@@ -245,11 +245,36 @@ class Operand:
     greatest: Tensor  # int32 [tiles, heads, 128]: greatest exponent of the token's codes
 
 
-def _nvfp4(x: Tensor, form: dict[str, Any], largest: float, level: Tensor | float) -> tuple[Tensor, Tensor]:
+def _nvfp4(x: Tensor, largest: float, level: Tensor | float) -> tuple[Tensor, Tensor]:
     """(values, scales) of groups along the last axis, with an E4M3 scale of amax / (largest * level)."""
     scale = rounded(x.abs().amax(-1, keepdim=True) / (largest * level), "e4m3") * level
     values = torch.where(scale == 0, 0, rounded(x / torch.where(scale == 0, 1, scale), "e2m1") * scale)
     return values, scale
+
+
+def _add_square(x: Tensor, total: Tensor) -> Tensor:
+    """FP16(x * x + total), rounded once, of FP16 numbers in float32: the sum is rounded to odd first, as src/quantize/rows.cpp does it."""
+    square = x * x
+    near = total + square
+    back = near - total
+    rest = (total - (near - back)) + (square - back)
+    odd = (near.view(torch.int32) - (rest < 0).int()) | (rest != 0).int()
+    return odd.view(torch.float32).half().float()
+
+
+def _by_inverse(x: Tensor, largest: float, level: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
+    """As _nvfp4, with codes of FP16 quotients; and the groups' squared errors in the order of src/quantize/encode.hpp."""
+    scale = rounded(x.abs().amax(-1, keepdim=True) / (largest * level), "e4m3") * level
+    quotient = (x * (1 / torch.where(scale == 0, 1, scale))).half().float()
+    codes = rounded(quotient, "e2m1")
+    apart = (quotient.abs() - codes.abs()).half().float().unflatten(-1, (-1, 8))
+    total = torch.zeros_like(scale)
+    for octet in apart.unbind(-2):
+        sums = torch.zeros_like(octet[..., :2])
+        for pair in octet.unflatten(-1, (4, 2)).unbind(-2):
+            sums = _add_square(pair, sums)
+        total = total + (sums[..., :1] + sums[..., 1:])
+    return torch.where(scale == 0, 0, codes * scale), scale, scale * scale * total
 
 
 def grouped(x: Tensor, form: dict[str, Any], level: Tensor | float) -> tuple[Tensor, Tensor]:
@@ -260,11 +285,13 @@ def grouped(x: Tensor, form: dict[str, Any], level: Tensor | float) -> tuple[Ten
         return tuple(part.transpose(-1, -2) for part in grouped(x.transpose(-1, -2), turned, level))
     groups = x.unflatten(-1, (-1, form["group"]["columns"]))
     level = level[..., None] if isinstance(level, Tensor) else level
-    values, scale = _nvfp4(groups, form, 6.0, level)
-    if form["rule"] == "amax_or_smaller":  # the quotients are rounded to FP16 on the way, and errors are sums of FP16: here they are not
-        others, other = _nvfp4(groups, form, 4.0, level)
-        better = (others - groups).square().sum(-1, keepdim=True) < (values - groups).square().sum(-1, keepdim=True)
+    if form["rule"] == "amax_or_smaller":
+        values, scale, error = _by_inverse(groups, 6.0, level)
+        others, other, less = _by_inverse(groups, 4.0, level)
+        better = (scale == 0) | (less < error)
         values, scale = torch.where(better, others, values), torch.where(better, other, scale)
+    else:
+        values, scale = _nvfp4(groups, 6.0, level)
     return values.flatten(-2), scale.expand_as(groups).flatten(-2)
 
 
