@@ -122,3 +122,8 @@ def llama3_1b_nvfp4() -> Trainer.Config:
 
 def llama3_1b_nvfp4_exact() -> Trainer.Config:
     return use(llama3_1b_bf16(), "nvfp4-exact")
+
+
+def llama3_1b_sagebwd() -> Trainer.Config:
+    """For comparison: SageBwd's INT8, whose scales and means let later tokens reach earlier outputs."""
+    return use(llama3_1b_bf16(), "sagebwd")

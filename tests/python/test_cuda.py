@@ -31,7 +31,7 @@ def inputs(head_dim: int = 128):
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8-exact", "fp8-tensor", "nvfp4", "nvfp4-exact"])
+@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8-exact", "fp8-tensor", "nvfp4", "nvfp4-exact", "sagebwd"])
 @torch.no_grad()
 def test_forward_as_on_the_cpu(recipe: str, head_dim: int) -> None:
     q, k, v, _, cu = inputs(head_dim)
@@ -71,7 +71,7 @@ def _deterministic():
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8-exact", "fp8-tensor", "nvfp4", "nvfp4-exact"])
+@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8-exact", "fp8-tensor", "nvfp4", "nvfp4-exact", "sagebwd"])
 def test_gradients_as_on_the_cpu(recipe: str, head_dim: int) -> None:
     q, k, v, d_out, cu = inputs(head_dim)
     got = run(*on_gpu(q, k, v, cu, d_out), recipe)

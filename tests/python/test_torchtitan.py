@@ -77,7 +77,7 @@ def test_a_few_steps_lower_the_loss() -> None:
 
 @pytest.mark.parametrize("name, recipe", [("llama3_1b_mxfp8", "mxfp8"), ("llama3_1b_mxfp8_exact", "mxfp8-exact"),
                                           ("llama3_1b_fp8_tensor", "fp8-tensor"), ("llama3_1b_nvfp4", "nvfp4"),
-                                          ("llama3_1b_nvfp4_exact", "nvfp4-exact"), ("llama3_1b_bf16", None)])
+                                          ("llama3_1b_nvfp4_exact", "nvfp4-exact"), ("llama3_1b_sagebwd", "sagebwd"), ("llama3_1b_bf16", None)])
 def test_configurations(name: str, recipe: str | None) -> None:
     """As torchtitan.train reads them from --module and --config."""
     config = ConfigManager().parse_args(["--module", "flamia.torchtitan", "--config", name, "--training.steps", "7"])
