@@ -29,7 +29,10 @@ bool per_token(const Recipe& recipe) {
 
 const KernelFacts* forward_kernel(const Recipe& recipe, Architecture architecture, int head_dim) {
   if (architecture != Architecture::sm_90 || recipe.q.first.element == Element::int8) return nullptr;
-  const std::string_view scales = recipe.q.first.element == Element::e2m1 ? "nvfp4" : per_token(recipe) ? "token" : "block";
+  const std::string_view scales = recipe.smoothing.q                        ? "sage3"
+                                  : recipe.q.first.element == Element::e2m1 ? "nvfp4"
+                                  : per_token(recipe)                       ? "token"
+                                                                            : "block";
   const std::string_view reference = recipe.softmax.reference == RowReferenceRule::phase32 ? "phase32" : "tilesum";
   const KernelFacts* const found = std::find_if(std::begin(kKernels), std::end(kKernels), [&](const KernelFacts& kernel) {
     return std::string_view(kernel.pass) == "forward" && kernel.head_dim == head_dim && kernel.scales == scales &&
@@ -40,7 +43,8 @@ const KernelFacts* forward_kernel(const Recipe& recipe, Architecture architectur
 
 std::string describe(const KernelFacts& kernel) {
   const auto number = [](auto n) { return std::to_string(n); };
-  const int both = std::string_view(kernel.scales) == "nvfp4" ? 3 : 2;  // scores in FP16 take twice the time of FP8
+  const std::string_view scales = kernel.scales;
+  const int both = scales == "sage3" ? 4 : scales == "nvfp4" ? 3 : 2;  // products in FP16 take twice the time of FP8
   const int products = both * kProductCycles * kernel.head_dim / 128, slowest = std::max(products, kExp2Cycles);
   const double flops = 4. * 64 * 128 * kernel.head_dim * kMultiprocessors * kClock / slowest;
   std::string text = "  " + std::string(kernel.pass) + ": tiles of " + number(kernel.query_tile) + " queries x " +

@@ -12,7 +12,7 @@ namespace flamia::plan {
 struct KernelFacts {
   const char* pass;  // "forward"
   int head_dim;
-  const char* scales;     // "block", "token": what shares an exponent at the finest; "nvfp4"
+  const char* scales;     // "block", "token": what shares an exponent at the finest; "nvfp4", "sage3"
   const char* reference;  // "phase32", "tilesum"
   int query_tile, key_tile, stages;
   int threads, consumer_warpgroups, consumer_registers, other_registers;

@@ -60,8 +60,32 @@ std::vector<std::string> hopper_int8_gaps(const Recipe& recipe) {
   return gaps.take();
 }
 
+/// NVFP4 with smoothing: a kernel of its own, for inference.
+std::vector<std::string> hopper_smoothed_gaps(const Recipe& recipe) {
+  const auto nvfp4 = [](int rows, int columns, ScaleRule rule) {
+    return Quantisation{Element::e2m1, {Group::Kind::blocks, rows, columns}, ScaleType::e4m3, rule, false, 1.f};
+  };
+  Gaps gaps;
+  gaps.unless(recipe.smoothing.q && recipe.smoothing.k, "one of Q and K is smoothed and the other is not");
+  gaps.unless(recipe.q.first == nvfp4(1, 16, ScaleRule::amax) && recipe.k.first == recipe.q.first,
+              "Q and K are smoothed but not NVFP4 in blocks of 16 channels by amax / 6");
+  gaps.unless(recipe.v.first == nvfp4(16, 1, ScaleRule::amax), "Q and K are smoothed but V is not NVFP4 in blocks of 16 tokens");
+  Quantisation p = recipe.p.first;
+  p.tensor_scale = 1.f;
+  gaps.unless(p == nvfp4(1, 16, ScaleRule::two_level) || p == nvfp4(1, 16, ScaleRule::amax),
+              "Q and K are smoothed but P is not NVFP4 in blocks of 16 keys");
+  gaps.unless(!recipe.rotate, "Q and K are rotated and smoothed");
+  gaps.unless(recipe.softmax.reference == RowReferenceRule::phase32, "Q and K are smoothed and the row reference is not phase32");
+  gaps.unless(recipe.softmax.exp2 == Exp2::hardware, "exp2 is not the hardware's");
+  gaps.unless(recipe.softmax.sum == SumOf::codes, "l sums unrounded probabilities");
+  gaps.unless(recipe.accumulation.promote_keys == 128, "O is not promoted every 128 keys");
+  gaps.unless(recipe.safety == SafetyPolicy{}, "exponents are folded per key on the diagonal tile");
+  return gaps.take();
+}
+
 std::vector<std::string> hopper_gaps(const Recipe& recipe) {
   if (recipe.q.first.element == Element::int8) return hopper_int8_gaps(recipe);
+  if (recipe.smoothing != SmoothingPolicy{}) return hopper_smoothed_gaps(recipe);
   Gaps gaps;
   const bool nvfp4 = recipe.q.first == kHopperNvfp4 && recipe.k.first == kHopperNvfp4;
   check_hopper_operand("Q", recipe.q, false, nvfp4, gaps);
@@ -76,7 +100,6 @@ std::vector<std::string> hopper_gaps(const Recipe& recipe) {
   gaps.unless(recipe.softmax.sum == SumOf::codes, "l sums unrounded probabilities");
   gaps.unless(recipe.accumulation.promote_keys == 128, "O is not promoted every 128 keys");
   gaps.unless(recipe.safety == SafetyPolicy{}, "exponents are folded per key on the diagonal tile");
-  gaps.unless(recipe.smoothing == SmoothingPolicy{}, "Q or K is smoothed");
   return gaps.take();
 }
 

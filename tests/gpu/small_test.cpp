@@ -16,7 +16,8 @@ TEST_F(GpuSmall, ForwardCalls) {
   };
   for (const Shape& shape : shapes)
     for (const char* name :
-         {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8-exact ref=phase32", "nvfp4-exact", "sagebwd smooth-k=off"}) {
+         {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8-exact ref=phase32", "nvfp4-exact", "sagebwd smooth-k=off", "sage3"}) {
+      if (name == std::string("sage3") && shape.mask.left >= 0) continue;  // smoothing has no window
       SCOPED_TRACE(std::string(name) + ", first length " + std::to_string(shape.lengths[0]));
       const Input in = normal_input(shape, fresh_seed());
       RunOptions options;

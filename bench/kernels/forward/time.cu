@@ -23,8 +23,10 @@ struct Monitor {
   Monitor() {
     if (library == nullptr) return;
     auto init = reinterpret_cast<int (*)()>(dlsym(library, "nvmlInit_v2"));
-    auto handle = reinterpret_cast<int (*)(unsigned, void**)>(dlsym(library, "nvmlDeviceGetHandleByIndex_v2"));
-    if (init == nullptr || handle == nullptr || init() != 0 || handle(0, &device) != 0) return;
+    auto handle = reinterpret_cast<int (*)(const char*, void**)>(dlsym(library, "nvmlDeviceGetHandleByPciBusId_v2"));
+    char bus[32];  // the driver counts all GPUs, CUDA those that it may use
+    CUDA_CHECK(cudaDeviceGetPCIBusId(bus, sizeof bus, 0));
+    if (init == nullptr || handle == nullptr || init() != 0 || handle(bus, &device) != 0) return;
     clock = reinterpret_cast<int (*)(void*, int, unsigned*)>(dlsym(library, "nvmlDeviceGetClockInfo"));
     power = reinterpret_cast<int (*)(void*, unsigned*)>(dlsym(library, "nvmlDeviceGetPowerUsage"));
   }

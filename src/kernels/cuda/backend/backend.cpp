@@ -54,7 +54,7 @@ std::size_t workspace_bytes(const Problem& problem, const Recipe& recipe, const 
 std::string explain(const Problem& problem, const Recipe& recipe, const PlanOptions& options) {
   const HopperForm form = hopper_form(recipe, options.training);
   const ForwardMemory memory = forward_memory(problem, form, options, nullptr, nullptr);
-  std::string text = "sm_90, query tile " + std::to_string(sm90::query_tile(forward_config(problem, form))) + ", key tile " +
+  std::string text = "sm_90, query tile " + std::to_string(forward_tile(problem, form)) + ", key tile " +
                      std::to_string(sm90::kKeyTile) + ", saved " + std::to_string(memory.saved_bytes) + " bytes, workspace " +
                      std::to_string(memory.workspace_bytes) + " bytes";
   if (options.training)

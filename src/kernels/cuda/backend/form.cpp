@@ -24,6 +24,11 @@ HopperForm hopper_form(const Recipe& recipe, bool training) {
   form.v = operand_form(recipe.v);
   form.d_out = operand_form(recipe.d_out);
   form.rotate = recipe.rotate;
+  if (recipe.smoothing.q) {
+    form.sage3 = true;
+    form.first_level = recipe.p.first.rule == ScaleRule::two_level ? 0.f : recipe.p.first.tensor_scale;
+    return form;
+  }
   form.nvfp4 = recipe.q.first.element == Element::e2m1;
   for (const OperandForm* operand : {&form.q, &form.k, &form.v})
     if (operand->group == quantize::gpu::Group::token) form.scale_group = sm90::ScaleGroup::token;

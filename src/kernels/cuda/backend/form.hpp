@@ -21,6 +21,8 @@ struct HopperForm {
   bool nvfp4 = false;        // Q and K of the scores
   bool int8 = false;         // everything but dO Vt in INT8: kernels of their own (sm90/int8), of which none of the rest is true
   bool smooth_keys = false;  // INT8: K less its mean over the document
+  bool sage3 = false;        // a kernel and quantisers of its own (sm90/sage3), of which none of the rest is true
+  float first_level = 0.f;   // of P's scales there
   sm90::ScaleGroup scale_group = sm90::ScaleGroup::block;           // what the forward kernel is compiled for
   sm90::ScaleGroup gradient_scale_group = sm90::ScaleGroup::block;  // the same of the backward kernel, which reads dO too
   sm90::DsFormat ds = sm90::DsFormat::e4m3;

@@ -67,8 +67,64 @@ Status ForwardCall::quantise(const TensorView& input, int heads, const OperandFo
   return quantize::gpu::launch_quantise(params, stream_);
 }
 
+Status ForwardCall::quantise_sage3() const {
+  quantize::gpu::Sage3Params params;
+  params.q = tensors_.q;
+  params.k = tensors_.k;
+  params.v = tensors_.v;
+  params.query_heads = problem_.query_heads;
+  params.key_heads = problem_.key_heads;
+  params.head_dim = problem_.head_dim;
+  params.softmax_scale = problem_.scale;
+  params.query = memory_.sage3.query;
+  params.key = memory_.sage3.key;
+  params.value = memory_.sage3.value;
+  params.query_means = memory_.sage3.query_means;
+  params.key_means = memory_.sage3.key_means;
+  params.mean_scores = memory_.sage3.mean_scores;
+  params.slots = slots_;
+  params.document_capacity = problem_.documents;
+  params.item_capacity = schedule_.forward_capacity;
+  params.documents = schedule_.documents;
+  params.items = schedule_.forward;
+  params.totals = schedule_.totals;
+  return quantize::gpu::launch_sage3(params, stream_);
+}
+
+sm90::sage3::Params ForwardCall::sage3_params() const {
+  const Sage3Memory& own = memory_.sage3;
+  sm90::sage3::Params params;
+  params.queries = own.query.halves;
+  params.keys = own.key.halves;
+  params.values = own.value.halves;
+  params.query_flags = own.query.flags;
+  params.key_flags = own.key.flags;
+  params.value_flags = own.value.flags;
+  params.query_means = own.query_means;
+  params.key_means = own.key_means;
+  params.mean_scores = own.mean_scores;
+  params.key_rows = tensors_.k;
+  if (params.key_rows.head_stride == 0) params.key_rows.head_stride = problem_.head_dim;
+  if (params.key_rows.token_stride == 0) params.key_rows.token_stride = std::int64_t{problem_.key_heads} * problem_.head_dim;
+  params.documents = schedule_.documents;
+  params.items = schedule_.forward;
+  params.item_count = &schedule_.totals->forward.items;
+  params.output = tensors_.o.data;
+  params.lse = tensors_.lse;
+  params.slots = slots_;
+  params.tokens = problem_.tokens;
+  params.head_dim = problem_.head_dim;
+  params.query_heads = problem_.query_heads;
+  params.key_heads = problem_.key_heads;
+  params.softmax_scale = problem_.scale;
+  params.causal = problem_.mask.causal || problem_.mask.right == 0;
+  params.first_level = form_.first_level;
+  return params;
+}
+
 Status ForwardCall::quantise() const {
   if (form_.int8) return quantise_int8();
+  if (form_.sage3) return quantise_sage3();
   if (Status s = quantise(tensors_.q, problem_.query_heads, form_.q, form_.rotate, sm90::TokenOrder::pi, memory_.q); !s.ok())
     return s;
   if (Status s = quantise(tensors_.k, problem_.key_heads, form_.k, form_.rotate, sm90::TokenOrder::pi, memory_.k); !s.ok())
@@ -117,6 +173,7 @@ Status ForwardCall::attend() const {
   clear.tokens = problem_.tokens;
   if (Status s = schedule::gpu::launch_clear_uncovered(clear, schedule_.totals, stream_); !s.ok()) return s;
   if (form_.int8) return device_status(sm90::int8::launch_forward(int8_params(), stream_), "INT8 forward kernel");
+  if (form_.sage3) return device_status(sm90::sage3::launch(sage3_params(), stream_), "sage3 kernel");
   return device_status(sm90::launch_forward(params(), config(), stream_), "forward kernel");
 }
 

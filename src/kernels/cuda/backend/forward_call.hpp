@@ -6,6 +6,7 @@
 #include "flamia/attention.hpp"
 #include "kernels/cuda/backend/memory.hpp"
 #include "kernels/cuda/sm90/int8/int8.hpp"
+#include "kernels/cuda/sm90/sage3/sage3.hpp"
 
 namespace flamia::cuda {
 
@@ -26,6 +27,8 @@ class ForwardCall {
  private:
   Status quantise_int8() const;
   sm90::int8::ForwardParams int8_params() const;
+  sm90::sage3::Params sage3_params() const;
+  Status quantise_sage3() const;
   Status quantise(const TensorView& input, int heads, const OperandForm& form, bool rotate, sm90::TokenOrder order,
                   const OperandMemory& memory) const;
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/backend/pieces.hpp"
+#include "kernels/cuda/sm90/sage3/sage3.hpp"
 
 namespace flamia::cuda {
 std::int64_t slots_of(const Problem& problem) { return sm90::slot_capacity(problem.tokens, problem.documents); }
@@ -21,12 +22,16 @@ sm90::ForwardConfig forward_config(const Problem& problem, const HopperForm& for
   return config;
 }
 
+int forward_tile(const Problem& problem, const HopperForm& form) {
+  return form.sage3 ? sm90::sage3::kTile : sm90::query_tile(forward_config(problem, form));
+}
+
 schedule::gpu::Shape schedule_shape(const Problem& problem, const HopperForm& form, bool training) {
   schedule::gpu::Shape shape;
   shape.tokens = problem.tokens;
   shape.documents = problem.documents;
   shape.reach = schedule::reach_of(problem.mask.causal, problem.mask.left, problem.mask.right);
-  shape.forward_tile = sm90::query_tile(forward_config(problem, form));
+  shape.forward_tile = forward_tile(problem, form);
   if (training) shape.backward_tile = sm90::kKeyTile;
   return shape;
 }
@@ -74,9 +79,31 @@ BackwardMemory backward_memory(const Problem& problem, const HopperForm& form, c
   return memory;
 }
 
+namespace {
+
+ForwardMemory sage3_memory(const Problem& problem, const schedule::gpu::Shape& shape, void* base) {
+  const std::int64_t slots = slots_of(problem), query_slots = slots * problem.query_heads, key_slots = slots * problem.key_heads;
+  Pieces workspace(base);
+  ForwardMemory memory;
+  Sage3Memory& own = memory.sage3;
+  for (const auto& [operand, heads_slots] : {std::pair{&own.query, query_slots}, {&own.key, key_slots}, {&own.value, key_slots}}) {
+    operand->halves = workspace.take<std::uint16_t>(heads_slots * problem.head_dim);
+    operand->flags = workspace.take<std::uint8_t>(heads_slots);
+  }
+  own.query_means = workspace.take<float>(query_slots / sm90::kSlotAlign * problem.head_dim);
+  own.key_means = workspace.take<float>(std::max<std::int64_t>(problem.documents, 1) * problem.key_heads * problem.head_dim);
+  own.mean_scores = workspace.take<float>(query_slots);
+  memory.schedule = workspace.take<std::byte>(static_cast<std::int64_t>(schedule::gpu::workspace_bytes(shape)));
+  memory.workspace_bytes = workspace.bytes();
+  return memory;
+}
+
+}  // namespace
+
 ForwardMemory forward_memory(const Problem& problem, const HopperForm& form, const PlanOptions& options, void* saved_base,
                              void* workspace_base) {
   if (form.int8) return int8_forward_memory(problem, form, options, saved_base, workspace_base);
+  if (form.sage3) return sage3_memory(problem, schedule_shape(problem, form, false), workspace_base);
   const std::int64_t slots = slots_of(problem);
   const std::int64_t query_slots = slots * problem.query_heads, key_slots = slots * problem.key_heads;
   Pieces saved(saved_base), workspace(workspace_base);

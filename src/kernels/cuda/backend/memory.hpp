@@ -6,6 +6,7 @@
 
 #include "flamia/attention.hpp"
 #include "kernels/cuda/backend/form.hpp"
+#include "quantize/cuda/sage3.hpp"
 #include "schedule/cuda/schedule.hpp"
 
 namespace flamia::cuda {
@@ -27,6 +28,14 @@ struct Int8Memory {
   float* scales = nullptr;  // [heads][slots / 16]
 };
 
+/// What `sage3` computes with: a call that does not train, all of it workspace.
+struct Sage3Memory {
+  quantize::gpu::SmoothedOutputs query, key, value;
+  float* query_means = nullptr;
+  float* key_means = nullptr;
+  float* mean_scores = nullptr;
+};
+
 /// Everything the forward pass computes with. When training, what the backward pass reads again lies in `saved`, the rest in
 /// `workspace`; without training all of it is workspace.
 struct ForwardMemory {
@@ -34,6 +43,7 @@ struct ForwardMemory {
   Int8Memory q8, k8, v8;            // instead, for INT8
   float* key_means = nullptr;       // INT8, of documents: quantize::gpu::mean_offset
   float* key_mean_score = nullptr;  // INT8, [query_heads][slots]
+  Sage3Memory sage3;                // instead, for sage3
   float* row_reference = nullptr;   // m, [query_heads][slots]
   float* row_sum = nullptr;         // l
   void* schedule = nullptr;         // of both passes when training
@@ -75,6 +85,8 @@ BackwardMemory int8_backward_memory(const Problem& problem, void* workspace);
 quantize::gpu::Prefix prefix_of(const OperandForm& form, bool wanted);
 
 std::int64_t slots_of(const Problem& problem);
+/// Queries of an item of the forward list.
+int forward_tile(const Problem& problem, const HopperForm& form);
 /// One schedule serves both passes of a training call.
 schedule::gpu::Shape schedule_shape(const Problem& problem, const HopperForm& form, bool training);
 sm90::ForwardConfig forward_config(const Problem& problem, const HopperForm& form);

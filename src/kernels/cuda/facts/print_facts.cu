@@ -4,6 +4,8 @@
 
 #include "kernels/cuda/sm90/forward/launch.cuh"
 #include "kernels/cuda/sm90/forward/storage.hpp"
+#include "kernels/cuda/sm90/launch_persistent.cuh"
+#include "kernels/cuda/sm90/sage3/storage.hpp"
 
 namespace {
 
@@ -31,6 +33,15 @@ void forward_rows() {
   forward_row<kHeadDim, kGroup, RowReference::tilesum>();
 }
 
+template <int kHeadDim>
+void sage3_row() {
+  using Config = flamia::sm90::sage3::Config<kHeadDim>;
+  std::printf("\"sm90::sage3::sage3_kernel<sm90::sage3::Config<%d> >\",forward,%d,sage3,phase32,%d,%d,%d,%d,%d,%d,%d,%d\n",
+              kHeadDim, kHeadDim, flamia::sm90::sage3::kTile, flamia::sm90::sage3::kTile, Config::kStages, Config::kThreads,
+              Config::kConsumers, Config::kConsumerRegisters, Config::kLoaderRegisters,
+              static_cast<int>(sizeof(flamia::sm90::sage3::Storage<Config>)) + flamia::sm90::kSharedAlign);
+}
+
 }  // namespace
 
 int main() {
@@ -43,4 +54,6 @@ int main() {
   forward_rows<64, ScaleGroup::block>();
   forward_rows<64, ScaleGroup::token>();
   forward_rows<64, ScaleGroup::nvfp4>();
+  sage3_row<128>();
+  sage3_row<64>();
 }
