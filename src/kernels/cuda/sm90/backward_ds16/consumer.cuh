@@ -171,19 +171,16 @@ struct Consumer {
     }
   }
 
-  /// What a thread must know to add dQ of a step to the partial sums.
+  /// What a thread must know to add dQ of a step to the partial sums: words of SumInfo, of which more is made where it is needed.
   struct SumRows {
-    int group, left;  // of the warp's 16 rows; rows of the document from its first on
-    bool stored;      // not added: nothing has been before
+    int group, rows;
     float unit[2];
   };
   __device__ __forceinline__ SumRows load_sum_rows(std::uint32_t count) const {
     const SumInfo& sums = storage.sums[count % Config::kSumSlots];
     const std::uint32_t t = thread();
-    const int warp = static_cast<int>(t / 32 % 4);
     const float2 words = ptx::load_shared_float2(ptx::shared_address(&sums.group));
-    const int group = __float_as_int(words.x);
-    SumRows rows{(group < 0 ? ~group : group) + warp, __float_as_int(words.y) - 16 * warp, group < 0, {1.0f, 1.0f}};
+    SumRows rows{__float_as_int(words.x), __float_as_int(words.y), {1.0f, 1.0f}};
     if constexpr (Config::kPartials == PartialFormat::f16) {
       const std::uint32_t at = ptx::shared_address(sums.unit + (t / 32 % 4 * 16 + t % 32 / 4));
       rows.unit[0] = ptx::load_shared_float(at);
@@ -193,12 +190,14 @@ struct Consumer {
   }
   /// Adds dQ of a step to the partial sums.
   __device__ __forceinline__ void add_dq(const Partials<Config>& partials, const SumRows& rows) const {
-    if (rows.left <= 0) return;  // slots of another document
     const std::uint32_t t = thread();
+    const int warp = static_cast<int>(t / 32 % 4);
+    if (rows.rows <= 16 * warp) return;  // slots of another document
+    const int group = (rows.group < 0 ? ~rows.group : rows.group) + warp;
     auto* const to = static_cast<std::uint8_t*>(params.dq_partials) +
-                     static_cast<std::int64_t>(rows.group) * (kGroup * Config::kHeadDim * Partials<Config>::kBytes) +
+                     static_cast<std::int64_t>(group) * (kGroup * Config::kHeadDim * Partials<Config>::kBytes) +
                      (t / 128 * (kGroup * Config::kQueryColumns * Partials<Config>::kBytes) + t % 32 * 16);
-    if (rows.stored)
+    if (rows.group < 0)  // nothing has been added before
       partials.store(to);
     else
       partials.add(to);
