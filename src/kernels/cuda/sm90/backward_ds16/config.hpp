@@ -23,6 +23,11 @@ struct Config {
   using Record = RowRecord<kScaleGroup>;
   // Per token P keeps the fold that its codes take, and dP has the unit of the 128-query tile. Codes are recorded without it.
   static constexpr bool kFolded = Record::kPerToken && !kRecordCodes;
+  // Steps without masks have a loop of their own, straight code with one jump back. Elsewhere it would spill registers of the sums.
+  static constexpr bool kStraightLoop =
+      kQueryGradients && kPartials == PartialFormat::f16 && kScaleGroup != ScaleGroup::nvfp4 && !kRecordCodes;
+  // A step asks for the late operands of the next one while it has time; faster per token only.
+  static constexpr bool kAsksAhead = kStraightLoop && Record::kPerToken;
 
   // Roles: two consumer warpgroups own 64 keys each (their dK and dV stay in registers) and half the channels of dQ; three
   // threads of the third move all data.

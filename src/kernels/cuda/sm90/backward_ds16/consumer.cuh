@@ -52,6 +52,12 @@ struct Position {
   __device__ __forceinline__ Position next() const { return {early.next(), early, count + 1}; }
 };
 
+/// What a step finds out about the next one while it has time.
+struct NextStep {
+  bool plain;   // neither it nor the one after it has masks
+  bool copied;  // its late operands are known to be there
+};
+
 template <class Config>
 struct Consumer {
   using Record = typename Config::Record;
@@ -240,14 +246,14 @@ struct Consumer {
     return !Config::kRecordCodes && (storage.info[slot].flags & (kMasked | kNextMasked)) == 0;
   }
 
-  /// The rest of a step and, if the item has one, the beginning of the next. kPlain: neither has masks. Returns whether that holds for the next
-  /// two. `begun` = number of the item's first step, which adds dQ of the item before.
+  /// The rest of a step and, if the item has one, the beginning of the next. kPlain: neither has masks. `begun` = number of the item's first step,
+  /// which adds dQ of the item before; `copied` as the step before has found it.
   template <bool kMore, bool kPlain>
-  __device__ __forceinline__ bool step(KeyGradients<Config>& sums, StepRegisters<Config>& step, const Position<Config>& now,
-                                       std::uint32_t begun, const Work& work) const {
+  __device__ __forceinline__ NextStep step(KeyGradients<Config>& sums, StepRegisters<Config>& step, const Position<Config>& now,
+                                           std::uint32_t begun, const Work& work, bool copied) const {
     auto &x = step.x, &y = step.y;
     const std::uint32_t late = now.late_slot(), own = group();
-    ptx::barrier_wait(&storage.late_ready[late], now.late_parity());
+    if (!copied) ptx::barrier_wait(&storage.late_ready[late], now.late_parity());
     ptx::named_barrier_sync(1 + own, 128 * Config::kConsumers);
     ptx::fence_registers(y);
     ptx::fence_registers(sums.key);
@@ -304,7 +310,7 @@ struct Consumer {
     StepFields bias;
     KeyPairs keys;
     BlockFactors blocks;
-    bool next_plain = false;
+    NextStep next{false, false};
     if constexpr (kMore) {
       ptx::fence_registers(y);
       issue_dp_of(y, after.early.slot, own);
@@ -317,11 +323,17 @@ struct Consumer {
     if constexpr (kMore) {
       ptx::wait_products<1>();
       ptx::fence_registers(x);
-      finish_probabilities<kPlain>(step, bias, keys.slope, blocks, after.early.slot, work);
+      // The step after one with masks has none as a rule.
+      if (kPlain || (Config::kStraightLoop && (storage.info[after.early.slot].flags & kMasked) == 0))
+        finish_probabilities<true>(step, bias, keys.slope, blocks, after.early.slot, work);
+      else
+        finish_probabilities<false>(step, bias, keys.slope, blocks, after.early.slot, work);
       const StepFields offset = load_step<Record>(records_of(after.early.slot), Record::kOffset, place());
       const Gains gains = load_gains<Record>(records_of(after.early.slot));
       const std::uint32_t to = exchange_of(after.early.slot);
-      next_plain = plain(after.early.slot);
+      next.plain = plain(after.early.slot);
+      if constexpr (Config::kAsksAhead)
+        next.copied = ptx::barrier_passed(&storage.late_ready[after.late_slot()], after.late_parity());
       ptx::wait_products<0>();
       ptx::fence_registers(y);
       if constexpr (Config::kRing == 2) ptx::barrier_wait(&storage.exchange_ready[now.early.slot], now.early.parity);
@@ -331,7 +343,8 @@ struct Consumer {
     }
     __syncwarp();
     arrive(&storage.late_free[late]);
-    return __any_sync(kFullWarp, next_plain);
+    next.plain = __any_sync(kFullWarp, next.plain);
+    return next;
   }
 
   /// K in BF16, from an item's second step on: dQ is a step late, so that of the item before is in use until the first has passed.
@@ -379,20 +392,26 @@ __device__ __forceinline__ void consume(const BackwardParams& params, Storage<Co
     for (int i = 0; i < Config::kHeadDim / 2; ++i) sums.key[i] = sums.value[i] = 0.0f;
     consumer.begin(step, now, work);
     const std::uint32_t begun = now.count, last = begun + steps - 1;
-    bool plain = false;
+    NextStep next{false, false};
 #pragma unroll 1
-    for (;; now = now.next()) {
+    for (;;) {
       if (now.count == begun + 1) consumer.provide_key_values(item);
       if (now.count == last) break;
-      // Steps without anything special have a loop body of their own, free of rare code.
-      if (plain)
-        plain = consumer.template step<true, true>(sums, step, now, begun, work);
-      else
-        plain = consumer.template step<true, false>(sums, step, now, begun, work);
+      if (!next.plain) {
+        next = consumer.template step<true, false>(sums, step, now, begun, work, next.copied);
+        now = now.next();
+        continue;
+      }
+      // Free of rare code and of jumps to it and back, which take long to be fetched.
+#pragma unroll 1
+      do {
+        next = consumer.template step<true, true>(sums, step, now, begun, work, next.copied);
+        now = now.next();
+      } while (Config::kStraightLoop && next.plain && now.count != last);
     }
     __syncwarp();
     if (steps > 1) consumer.arrive(&storage.keys_free);
-    consumer.template step<false, false>(sums, step, now, begun, work);
+    consumer.template step<false, false>(sums, step, now, begun, work, next.copied);
     if (steps == 1) {  // made of K, which may go then; copied behind the next item's first step, which waits for K's room
       if constexpr (!Config::kKeysCopied) consumer.provide_key_values(item);
       __syncwarp();

@@ -18,8 +18,8 @@ struct KeyConsumer : Consumer<Config> {
 
   /// The rest of a step and, if the item has one, the beginning of the next, as Consumer::step().
   template <bool kMore, bool kPlain>
-  __device__ __forceinline__ bool step(KeyGradients<Config>& sums, StepRegisters<Config>& step, const Position<Config>& now,
-                                       std::uint32_t, const Work& work) const {
+  __device__ __forceinline__ NextStep step(KeyGradients<Config>& sums, StepRegisters<Config>& step, const Position<Config>& now,
+                                           std::uint32_t, const Work& work, bool) const {
     auto &x = step.x, &y = step.y;
     const std::uint32_t late = now.late_slot(), own = this->group();
     ptx::barrier_wait(&storage.late_ready[late], now.late_parity());
@@ -73,12 +73,12 @@ struct KeyConsumer : Consumer<Config> {
     ptx::hold_operand(step.codes);
     ptx::hold_operand(step.ds);
     ptx::named_barrier_arrive(2 - own, 128 * Config::kConsumers);
-    bool next_plain = false;
+    NextStep next{false, false};
     if constexpr (kMore) {
       this->template finish_probabilities<kPlain>(step, bias, keys.slope, blocks, slot, work);
       const StepFields offset = load_step<Record>(records_of(slot), Record::kOffset, this->place());
       const Gains gains = load_gains<Record>(records_of(slot));
-      next_plain = this->plain(slot);
+      next.plain = this->plain(slot);
       ptx::need(step.codes[0] | step.codes[1] | step.codes[2] | step.codes[3] | step.codes[4] | step.codes[5] | step.codes[6] |
                 step.codes[7]);  // or else the compiler moves the exponentials behind the wait
       ptx::wait_products<0>();
@@ -89,7 +89,8 @@ struct KeyConsumer : Consumer<Config> {
     }
     __syncwarp();
     this->arrive(&storage.late_free[late]);
-    return __any_sync(kFullWarp, next_plain);
+    next.plain = __any_sync(kFullWarp, next.plain);
+    return next;
   }
 
   // Only dQ needs these.

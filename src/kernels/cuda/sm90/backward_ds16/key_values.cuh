@@ -30,13 +30,16 @@ __device__ __forceinline__ void make_key_values(Storage<Config>& storage, std::u
     const int4 codes = ptx::load_shared_int4(from + i * (kKeysAtOnce * Config::kHeadDim));
     const float slope = ptx::load_shared_float(factors + i * (kKeysAtOnce * static_cast<std::uint32_t>(sizeof(KeyFactors))));
     const float factor = slope == slope ? slope : 0.0f;
-    const uint2 a = values16(static_cast<std::uint32_t>(codes.x), factor),
-                b = values16(static_cast<std::uint32_t>(codes.y), factor);
-    const uint2 c = values16(static_cast<std::uint32_t>(codes.z), factor),
-                d = values16(static_cast<std::uint32_t>(codes.w), factor);
+    uint2 values[4] = {
+        products16(static_cast<std::uint32_t>(codes.x), factor), products16(static_cast<std::uint32_t>(codes.y), factor),
+        products16(static_cast<std::uint32_t>(codes.z), factor), products16(static_cast<std::uint32_t>(codes.w), factor)};
+    if (factor >= kMayOverflow) {  // one branch for all: each took longer than the products
+#pragma unroll
+      for (uint2& two : values) two = {finite16(two.x), finite16(two.y)};
+    }
     const std::uint32_t at = to + i * (kKeysAtOnce * Config::kHeadDim * 2);
-    ptx::store_shared_x4(at + first, a.x, a.y, b.x, b.y);
-    ptx::store_shared_x4(at + second, c.x, c.y, d.x, d.y);
+    ptx::store_shared_x4(at + first, values[0].x, values[0].y, values[1].x, values[1].y);
+    ptx::store_shared_x4(at + second, values[2].x, values[2].y, values[3].x, values[3].y);
   }
   ptx::fence_async_reads();
   ptx::named_barrier_sync(3 + group, 128);
