@@ -22,6 +22,7 @@ done
 cd "$kernels/sm90"
 sed -i 's/__shared__ int totals/static int totals/' backward/prepare.cu backward_ds16/prepare.cu
 sed -i 's/extern __shared__ std::uint8_t shared_memory\[\];/auto\& shared_memory = backward::shared_memory;/' split/*_kernel.cuh
+sed -i 's/extern __shared__ __align__(128) std::uint8_t shared_memory\[\];/auto\& shared_memory = backward::shared_memory;/' backward/finish.cu
 sed -i 's/extern __shared__ __align__(1024) std::uint8_t shared_memory\[\];/auto\& shared_memory = backward::shared_memory;/' backward_ds16/kernel.cuh backward_ds16/query_kernel.cuh
 perl -0pi -e 's/cudaFuncSetAttribute\(kKernel, /cudaFuncSetAttribute(static_cast<const void*>(nullptr), /' launch_persistent.cuh
 perl -0pi -e 's/(\w+(?:<[\w:, ]+>)?)\s*<<<\s*([^,]+),\s*([^,]+),.*?>>>\((.*?)\);/EMULATE_LAUNCH($2, $3, $1($4));/gs' backward/prepare.cu backward_ds16/prepare.cu backward/finish.cu launch_persistent.cuh

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The finish kernel: partial sums of dQ, in fragment order, become rows: times 2^-z, rotated back, times the softmax scale. A warp makes 16
-// positions of one head at a time, with all its channels in registers.
+// The finish kernel: partial sums of dQ, in fragment order, become rows: rotated back, times the softmax scale and 2^-z. A warp makes 16
+// positions of one head at a time, with all its channels in registers, while the copy engine fetches the next.
+#include "../../ptx/bulk_copy.cuh"
 #include "../../ptx/half.cuh"
+#include "../../ptx/matrix.cuh"
 #include "../backward_ds16/records.hpp"
+#include "../launch_persistent.cuh"
 #include "instances.hpp"
 #include "numerics/exponent.hpp"
 #include "rotation.cuh"
@@ -12,88 +15,176 @@ namespace flamia::sm90::backward {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
 constexpr int kGroupsPerTile = kKeyTile / kGroup;
+static_assert(kWarps == kGroupsPerTile);
 
-template <int kHeadDim>
-__device__ void load_partials(float (&x)[kHeadDim / 2], const BackwardParams& params, std::int64_t group, PartialFormat format,
-                              int lane) {
-  const std::int64_t first = group * kGroup * kHeadDim;
+/// A block's place among the (item, head) pairs, heads fastest: its share is a run of them, so that it looks a document up once for many heads.
+struct Job {
+  std::int64_t item;
+  int head;
+};
+
+/// 16 positions of a document and one head.
+struct Rows {
+  std::int64_t slot;   // of the first, counted through all heads
+  std::int64_t token;  // of the thread's first; the second is 8 on
+  int head;
+  bool valid[2];    // the thread's
+  int exponent[2];  // -z
+};
+
+/// A warp's two buffers of partial sums.
+template <int kHeadDim, PartialFormat kFormat>
+struct alignas(128) Buffers {
+  static constexpr int kBytes = kGroup * kHeadDim * (kFormat == PartialFormat::f16 ? 2 : 4);
+  std::uint8_t sums[kWarps][2][kBytes];
+  std::uint64_t landed[kWarps][2];
+};
+
+template <int kHeadDim, PartialFormat kFormat>
+struct Finisher {
+  using Memory = Buffers<kHeadDim, kFormat>;
+  const BackwardParams& params;
+  Memory& memory;
+  int greatest_unit;
+  int warp, lane;
+  Document document{};
+  int first = 0;  // position of the item's first row
+
+  __device__ __forceinline__ void look_up(std::int64_t at) {
+    const WorkItem item = params.items[at];
+    document = params.documents[item.document];
+    first = item.first;
+  }
+
+  /// Begins to fetch the warp's rows of the job into a buffer; none: the document has ended.
+  __device__ __forceinline__ bool fetch(Rows& rows, int head, std::uint32_t buffer) const {
+    const int position = first + kGroup * warp, row = lane / 4;
+    if (position >= document.length) return false;
+    rows.slot = head * params.slots + document.slot_start + position;
+    rows.token = static_cast<std::int64_t>(document.token_start) + position + row;
+    rows.head = head;
 #pragma unroll
-  for (int h = 0; h < kHeadDim / 64; ++h) {
-    if (format == PartialFormat::f16) {
-      const auto* const from = static_cast<const __half*>(params.dq_partials) + first + partial_offset<2>(lane, h, 0);
+    for (int half = 0; half < 2; ++half) {
+      rows.valid[half] = position + row + 8 * half < document.length;
+      rows.exponent[half] = 0;
+      if (kFormat == PartialFormat::f16 && rows.valid[half])
+        rows.exponent[half] = -clamp(params.dq_exponent[rows.slot + row + 8 * half], -greatest_unit, greatest_unit);
+    }
+    if (lane == 0) {
+      std::uint64_t* const landed = &memory.landed[warp][buffer];
+      ptx::barrier_arrive_expect(landed, Memory::kBytes);
+      ptx::bulk_copy(memory.sums[warp][buffer],
+                     static_cast<const std::uint8_t*>(params.dq_partials) + rows.slot / kGroup * Memory::kBytes, Memory::kBytes,
+                     landed);
+    }
+    return true;
+  }
+
+  __device__ __forceinline__ void load(float (&x)[kHeadDim / 2], std::uint32_t buffer) const {
+    const std::uint32_t from = ptx::shared_address(memory.sums[warp][buffer]);
+    constexpr int kHalfBytes = Memory::kBytes / (kHeadDim / 64);
 #pragma unroll
-      for (int v = 0; v < kScores; v += 8) {
-        const uint4 words = *reinterpret_cast<const uint4*>(from + v / 8 * 256);
-        const std::uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
+    for (int i = 0; i < kHeadDim / 2; i += kFormat == PartialFormat::f16 ? 8 : 4) {
+      const int h = i / kScores, v = i % kScores;
+      if constexpr (kFormat == PartialFormat::f16) {
+        const float4 four = ptx::load_shared_float4(from + h * kHalfBytes + 2 * partial_offset<2>(lane, 0, v));
+        const float words[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          x[h * kScores + v + 2 * i] = ptx::low_f16(pairs[i]);
-          x[h * kScores + v + 2 * i + 1] = ptx::high_f16(pairs[i]);
+        for (int j = 0; j < 4; ++j) {
+          const std::uint32_t pair = __float_as_uint(words[j]);
+          x[i + 2 * j] = ptx::low_f16(pair);
+          x[i + 2 * j + 1] = ptx::high_f16(pair);
         }
-      }
-    } else {
-      const auto* const from = static_cast<const float*>(params.dq_partials) + first + partial_offset<4>(lane, h, 0);
-#pragma unroll
-      for (int v = 0; v < kScores; v += 4) {
-        const float4 four = *reinterpret_cast<const float4*>(from + v / 4 * 128);
-        x[h * kScores + v] = four.x;
-        x[h * kScores + v + 1] = four.y;
-        x[h * kScores + v + 2] = four.z;
-        x[h * kScores + v + 3] = four.w;
+      } else {
+        const float4 four = ptx::load_shared_float4(from + h * kHalfBytes + 4 * partial_offset<4>(lane, 0, v));
+        x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
       }
     }
+  }
+
+  /// The rows' dQ from their partial sums. Powers of two come last: they change no bit of what is added up before.
+  __device__ __forceinline__ void write(float (&x)[kHeadDim / 2], const Rows& rows, GradientFormat format, bool rotated) const {
+    if (rotated) rotate_back<kHeadDim>(x, lane);
+    float factor[2][2];  // two factors, so that none is subnormal
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int exponent = rows.exponent[half];
+      factor[half][0] = params.softmax_scale * power_of_two(clamp(exponent >> 1, -126, 127));
+      factor[half][1] = power_of_two(clamp(exponent - (exponent >> 1), -126, 127));
+    }
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 2; ++i) {
+      x[i] *= factor[i / 2 % 2][0];
+      if constexpr (kFormat == PartialFormat::f16) x[i] *= factor[i / 2 % 2][1];
+    }
+    const std::int64_t stride = static_cast<std::int64_t>(params.query_heads) * kHeadDim;
+    write_rows<kHeadDim>(params.d_query, format, rows.token * stride + static_cast<std::int64_t>(rows.head) * kHeadDim, 8 * stride,
+                         x, rows.valid, lane);
+  }
+};
+
+template <int kHeadDim, PartialFormat kFormat>
+__global__ void __launch_bounds__(kThreads, 2)
+    finish_kernel(const __grid_constant__ BackwardParams params, GradientFormat format, bool rotated, int greatest_unit) {
+  extern __shared__ __align__(128) std::uint8_t shared_memory[];
+  auto& memory = *reinterpret_cast<Buffers<kHeadDim, kFormat>*>(shared_memory);
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  if (lane < 2) ptx::barrier_init(&memory.landed[warp][lane], 1);
+  if (lane < 2) ptx::fence_before_async_use();
+  __syncwarp();
+  const std::int64_t jobs = static_cast<std::int64_t>(*params.item_count) * params.query_heads;
+  std::int64_t job = jobs * blockIdx.x / gridDim.x;
+  const std::int64_t end = jobs * (blockIdx.x + 1) / gridDim.x;
+  if (job >= end) return;
+  Finisher<kHeadDim, kFormat> finisher{params, memory, greatest_unit, warp, lane};
+  std::int64_t item = job / params.query_heads;
+  int head = static_cast<int>(job - item * params.query_heads);
+  finisher.look_up(item);
+  Rows next;
+  bool any = finisher.fetch(next, head, 0);
+  std::uint32_t phases = 0, buffer = 0;  // phases: a bit a buffer
+  for (; job < end; ++job) {
+    const Rows rows = next;
+    const bool now = any;
+    const std::uint32_t from = buffer;
+    if (job + 1 < end) {
+      if (++head == params.query_heads) {
+        head = 0;
+        finisher.look_up(++item);
+      }
+      buffer ^= now ? 1 : 0;
+      any = finisher.fetch(next, head, buffer);
+    }
+    if (!now) continue;
+    ptx::barrier_wait(&memory.landed[warp][from], phases >> from & 1);
+    phases ^= 1u << from;
+    float x[kHeadDim / 2];
+    finisher.load(x, from);
+    __syncwarp();  // the buffer may be filled again
+    finisher.write(x, rows, format, rotated);
   }
 }
 
-template <int kHeadDim>
-__global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ BackwardParams params, PartialFormat partials,
-                                                          GradientFormat format, bool rotated, int greatest_unit) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const std::int64_t jobs = static_cast<std::int64_t>(*params.item_count) * params.query_heads;
-  for (std::int64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
-    static_assert(kThreads / 32 == kGroupsPerTile);
-    const int head = static_cast<int>(job % params.query_heads);
-    const WorkItem item = params.items[job / params.query_heads];
-    const Document document = params.documents[item.document];
-    const int position = item.first + kGroup * warp;
-    if (position >= document.length) continue;
-    const std::int64_t slot = head * params.slots + document.slot_start + position;
-    float x[kHeadDim / 2];
-    load_partials<kHeadDim>(x, params, slot / kGroup, partials, lane);
-    const int row = lane / 4;
-    const bool valid[2] = {position + row < document.length, position + row + 8 < document.length};
-    if (partials == PartialFormat::f16) {
-      const auto unit = [&](std::int64_t at) { return clamp(params.dq_exponent[at], -greatest_unit, greatest_unit); };
-      const int exponent[2] = {valid[0] ? -unit(slot + row) : 0, valid[1] ? -unit(slot + row + 8) : 0};
-      float factor[2][2];  // two factors, so that none is subnormal
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        factor[half][0] = power_of_two(clamp(exponent[half] >> 1, -126, 127));
-        factor[half][1] = power_of_two(clamp(exponent[half] - (exponent[half] >> 1), -126, 127));
-      }
-#pragma unroll
-      for (int i = 0; i < kHeadDim / 2; ++i) x[i] = x[i] * factor[i / 2 % 2][0] * factor[i / 2 % 2][1];
-    }
-    if (rotated) rotate_back<kHeadDim>(x, lane);
-#pragma unroll
-    for (int i = 0; i < kHeadDim / 2; ++i) x[i] *= params.softmax_scale;
-    const std::int64_t stride = static_cast<std::int64_t>(params.query_heads) * kHeadDim;
-    const std::int64_t at =
-        (static_cast<std::int64_t>(document.token_start) + position + row) * stride + static_cast<std::int64_t>(head) * kHeadDim;
-    write_rows<kHeadDim>(params.d_query, format, at, 8 * stride, x, valid, lane);
-  }
+template <int kHeadDim, PartialFormat kFormat>
+cudaError_t enqueue(const BackwardParams& params, const BackwardConfig& config, int greatest_unit, int multiprocessors,
+                    cudaStream_t stream) {
+  constexpr int kBytes = sizeof(Buffers<kHeadDim, kFormat>), kBlocks = kBytes > 100 * 1024 ? 1 : 2;
+  return launch_persistent<finish_kernel<kHeadDim, kFormat>, kBytes>(kBlocks * multiprocessors, kThreads, stream, params,
+                                                                     config.gradients, config.rotated, greatest_unit);
 }
 
 }  // namespace
 
 cudaError_t launch_finish(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream) {
-  constexpr int blocks_per_multiprocessor = 8;
-  const int blocks = multiprocessors * blocks_per_multiprocessor;
   const int greatest_unit = config.ds == DsFormat::bf16 ? ds16::kGreatestUnit : 1 << 20;  // the other pass divides its own out
-  const auto kernel = config.head_dim == 128 ? finish_kernel<128> : finish_kernel<64>;
-  kernel<<<blocks, kThreads, 0, stream>>>(params, config.partials, config.gradients, config.rotated, greatest_unit);
-  return cudaGetLastError();
+  const auto launch = [&]<int kHeadDim>() {
+    const auto enqueued =
+        config.partials == PartialFormat::f16 ? enqueue<kHeadDim, PartialFormat::f16> : enqueue<kHeadDim, PartialFormat::f32>;
+    return enqueued(params, config, greatest_unit, multiprocessors, stream);
+  };
+  return config.head_dim == 128 ? launch.template operator()<128>() : launch.template operator()<64>();
 }
 
 }  // namespace flamia::sm90::backward
