@@ -173,7 +173,7 @@ TEST_F(GpuSage3, RefusesWhatItCannotDo) {
   problem.query_heads = problem.key_heads = 1;
   problem.head_dim = 128;
   EXPECT_TRUE(Plan::create(problem, recipe(kByRow), options, &plan).ok());
-  for (const char* name : {"sage3-exact", "sage3 smooth-q=off", "sage3 rotate=on", "sage3 p1=e2m1/1x32/ue8m0/floor", "sagebwd"})
+  for (const char* name : {"sage3-exact", "sage3 smooth-q=off", "sage3 rotate=on", "sage3 p1=e2m1/1x32/ue8m0/floor"})
     EXPECT_EQ(Plan::create(problem, recipe(name), options, &plan).code(), StatusCode::unsupported) << name;
   problem.mask.left = 16;
   EXPECT_FALSE(Plan::create(problem, recipe(kByRow), options, &plan).ok());
