@@ -93,21 +93,19 @@ __global__ void __launch_bounds__(32 * kMeanWarps) means_kernel(const __grid_con
 
 // ---- codes ---------------------------------------------------------------------------------------------------------------------
 
-/// A thread's place: one octet of channels, and of the tokens every kTokensAPass-th.
+/// A thread's place: one octet of channels, and of the tokens every kTokensAPass-th. A warp has eight tokens by four octets: it loads 64 bytes of each
+/// token, and what it stores of `rows16` are whole core matrices.
 template <int D>
 struct Place {
-  static constexpr int kOctets = D / 8, kTokensAPass = kThreads / kOctets;
-  int octet, token;
-  __device__ Place() : octet(threadIdx.x % kOctets), token(threadIdx.x / kOctets) {}
+  static constexpr int kOctets = D / 8, kTokensAPass = kThreads / kOctets, kParts = kOctets / 4;  // warps that share a token
+  int octet, token, part;
+  __device__ Place() {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    part = warp % kParts;
+    octet = 4 * part + lane / 8;
+    token = warp / kParts * 8 + lane % 8;
+  }
 };
-
-/// Over the threads that share a token.
-template <int D>
-__device__ __forceinline__ float token_sum(float x) {
-#pragma unroll
-  for (int distance = 1; distance < D / 8; distance *= 2) x = __fadd_rn(x, __shfl_xor_sync(kFullWarp, x, distance));
-  return x;
-}
 
 /// Eight BF16-rounded numbers of a row of O.
 __device__ __forceinline__ void load_output(const TensorView& o, std::int64_t token, int head, int channel, float (&x)[8]) {
@@ -146,7 +144,23 @@ struct Staging {
   static constexpr int kStride = D + 16;  // bytes of a token: neither side meets bank conflicts
   std::uint8_t code[128 * kStride];
   std::uint32_t greatest[kThreads / 32];
+  float sums[128][Place<D>::kParts];  // of products of rows, by the warps that share a token
 };
+
+/// A warp's share of a token's sum, `x` = a thread's.
+template <int D>
+__device__ __forceinline__ void keep_sum(Staging<D>& staging, const Place<D>& at, int token, float x) {
+  x = __fadd_rn(x, __shfl_xor_sync(kFullWarp, x, 8));
+  x = __fadd_rn(x, __shfl_xor_sync(kFullWarp, x, 16));
+  if (threadIdx.x % 32 < 8) staging.sums[token][at.part] = x;
+}
+template <int D>
+__device__ __forceinline__ float sum_of(const Staging<D>& staging, int token) {
+  float sum = staging.sums[token][0];
+#pragma unroll
+  for (int part = 1; part < Place<D>::kParts; ++part) sum = __fadd_rn(sum, staging.sums[token][part]);
+  return sum;
+}
 
 /// Slots behind the last document.
 template <int D>
@@ -263,9 +277,7 @@ __global__ void __launch_bounds__(kThreads) int8_kernel(const __grid_constant__ 
       unpack<Element>(raw[i], x);
 #pragma unroll
       for (int c = 0; c < 8; ++c) sum = __fmaf_rn(x[c], key_mean[c], sum);
-      sum = token_sum<D>(sum);
-      const int token = at.token + kTokensAPass * i;
-      if (at.octet == 0 && token < tokens) p.key_mean_score[slot + token] = sum;
+      keep_sum(staging, at, at.token + kTokensAPass * i, sum);
     }
   }
   if (p.row_d != nullptr) {
@@ -277,15 +289,20 @@ __global__ void __launch_bounds__(kThreads) int8_kernel(const __grid_constant__ 
       if (token < tokens) load_output(p.output, std::int64_t{block.token} + token, head, 8 * at.octet, o);
 #pragma unroll
       for (int c = 0; c < 8; ++c) sum = __fmaf_rn(x[c], o[c], sum);
-      sum = token_sum<D>(sum);
-      if (at.octet != 0 || token >= tokens) continue;
-      const float l = p.row_sum[slot + token];
-      p.row_d[slot + token] = l == 0.0f ? 0.0f : sum;
-      p.row_lse[slot + token] = l == 0.0f ? 0.0f : __fadd_rn(p.row_reference[slot + token], log2f(l));
+      keep_sum(staging, at, token, sum);
     }
   }
   if (threadIdx.x < groups) p.scales[slot / sm90::kSlotAlign + threadIdx.x] = scale;
   __syncthreads();
+  if (static_cast<int>(threadIdx.x) < tokens) {
+    const std::int64_t row = slot + threadIdx.x;
+    if (p.key_mean_score != nullptr) p.key_mean_score[row] = sum_of(staging, threadIdx.x);
+    if (p.row_d != nullptr) {
+      const float l = p.row_sum[row];
+      p.row_d[row] = l == 0.0f ? 0.0f : sum_of(staging, threadIdx.x);
+      p.row_lse[row] = l == 0.0f ? 0.0f : __fadd_rn(p.row_reference[row], log2f(l));
+    }
+  }
   store_codes<D>(p, staging.code, slot, groups);
 }
 
