@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "kernels/cuda/ptx/grid.cuh"
+
 namespace flamia::schedule::gpu {
 namespace {
 
@@ -25,6 +27,7 @@ __device__ void clear(const ClearTensor& target, int head_dim, std::int64_t begi
 }
 
 __global__ __launch_bounds__(kThreads) void clear_uncovered(const ClearParams p, const Totals* totals) {
+  ptx::let_next_grid_start();
   const std::int64_t begin = totals->covered_begin, end = totals->covered_end;
   const std::int64_t uncovered = begin + (p.tokens - end);
   if (uncovered == 0) return;

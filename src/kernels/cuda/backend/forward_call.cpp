@@ -174,7 +174,9 @@ Status ForwardCall::attend() const {
   if (Status s = schedule::gpu::launch_clear_uncovered(clear, schedule_.totals, stream_); !s.ok()) return s;
   if (form_.int8) return device_status(sm90::int8::launch_forward(int8_params(), stream_), "INT8 forward kernel");
   if (form_.sage3) return device_status(sm90::sage3::launch(sage3_params(), stream_), "sage3 kernel");
-  return device_status(sm90::launch_forward(params(), config(), stream_), "forward kernel");
+  sm90::ForwardParams forward = params();
+  forward.beside_previous = true;  // rows outside the documents
+  return device_status(sm90::launch_forward(forward, config(), stream_), "forward kernel");
 }
 
 }  // namespace flamia::cuda

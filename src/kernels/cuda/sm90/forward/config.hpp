@@ -44,7 +44,7 @@ struct Config {
   // document, late enough that blocks do not hoard work near the end.
   static constexpr int kTilesAhead = 2;
 
-  // Roles. The loader warpgroup holds the scheduler warp, the copy warp and two warps that leave at once.
+  // Roles. The loader warpgroup holds the scheduler warp, the copy warp and two folding warps (which leave at once without token-blocks).
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kLoaderRegisters = 32;
   static constexpr int kConsumerRegisters = 160;
@@ -63,6 +63,10 @@ struct Config {
 
   // Scale exponents a tile carries: one entry per token-block or per token.
   static constexpr int kScaleEntries = kScaleGroup == ScaleGroup::block ? kKeyTile / kBlock : kKeyTile;
+
+  // Token-blocks: two warps of the loader warpgroup fold the exponents of a mixed tile's values into their codes (fold.cuh).
+  static constexpr bool kFoldValues = kScaleGroup == ScaleGroup::block;
+  static constexpr int kFoldingWarps = kFoldValues ? 2 : 0;
 
   // Accumulators of a thread: scores, output.
   static constexpr int kScores = kKeyTile / 2;

@@ -34,6 +34,14 @@ struct Consumer {
   __device__ __forceinline__ bool elected() const { return lane == 0; }
 };
 
+/// Hands a stage back that this warp has read.
+template <class Config>
+__device__ __forceinline__ void hand_back(Storage<Config>& storage, Consumer<Config>& self) {
+  __syncwarp();
+  if (self.elected()) ptx::barrier_arrive(&storage.tile_free[self.stage.slot]);
+  self.stage.advance();
+}
+
 /// Hands a stage back unread: only other warpgroups need it. One warp waits for it, so that nobody frees a stage that is not yet full, and
 /// arrives for all; the warpgroup must meet again before another round of the ring (the next product does that, or leave_together).
 template <class Config>
@@ -44,6 +52,27 @@ __device__ __forceinline__ void skip_tile(Storage<Config>& storage, Consumer<Con
     __syncwarp();
   }
   self.stage.advance();
+}
+
+/// Whether the tile in the consumer's stage, which is ready, has values of several exponents; uniform.
+template <class Config>
+__device__ __forceinline__ bool mixed_values(const Storage<Config>& storage, const Consumer<Config>& self) {
+  return __shfl_sync(kFullWarp, storage.exponents[self.stage.slot].mixed_values, 0) != 0;
+}
+
+/// The same for tiles `from` down to `to`. A divided tile of several value exponents comes twice.
+template <class Config>
+__device__ __forceinline__ void skip_tiles(Storage<Config>& storage, Consumer<Config>& self, int from, int to, int divided) {
+  for (int tile = from; tile >= to; --tile) {
+    if (Config::kFoldValues && tile == divided) {
+      ptx::barrier_wait(&storage.tile_ready[self.stage.slot], self.stage.parity);
+      const bool twice = mixed_values<Config>(storage, self);
+      hand_back<Config>(storage, self);
+      if (twice) skip_tile<Config>(storage, self);
+    } else {
+      skip_tile<Config>(storage, self);
+    }
+  }
 }
 
 template <class Config>
@@ -73,8 +102,9 @@ __device__ __forceinline__ void begin_rows(RowState<Config>& state, Storage<Conf
 template <class Config>
 __device__ __forceinline__ int value_unit(const TileExponents<Config::kScaleEntries>& tile) {
   const int4 header = ptx::load_shared_int4(ptx::shared_address(&tile));
-  const int of_first_key = ptx::load_shared_int(ptx::shared_address(tile.value));  // written where values are mixed
-  const int first = header.y != 0 ? of_first_key : header.w;
+  const int word = ptx::load_shared_int(ptx::shared_address(tile.value));  // per token: written where values are mixed
+  const int of_first_key = Config::kFoldValues ? word : (word >> 23) - kExponentBias;
+  const int first = Config::kFoldValues || header.y != 0 ? of_first_key : header.w;
   return clamp(header.w - first <= 8 ? header.w : first, -40, 40);
 }
 
@@ -147,15 +177,12 @@ __device__ __forceinline__ bool tile_codes(std::uint32_t (&codes)[kCodeWords], S
   const bool right_edge = first_key + kKeyTile - 1 > item.last_common;
   RowPair reach{kind.value_exponent, kind.value_exponent};
   if (kind.mixed_values != 0) {
-    int folds = kind.mixed_values;
     if (right_edge) {
       reach = {row_reach<Config>(exponents, item, 0, first_key), row_reach<Config>(exponents, item, 1, first_key)};
-      folds = -1;
     }
     float sums[4];
     if constexpr (Config::kScaleGroup == ScaleGroup::block) {
-      make_block_folded_codes<Config>(codes, sums, value, scores, kind.factors, bias, state, item, first_key, exponents, folds,
-                                      reach);
+      make_block_folded_codes<Config>(codes, sums, value, scores, kind.factors, bias, state, item, first_key, exponents, reach);
     } else {
       make_token_folded_codes<Config>(codes, sums, value, scores, kind.factors, bias, state, item, first_key, exponents, reach,
                                       ptx::thread_index() % 32);
@@ -238,6 +265,26 @@ __device__ __forceinline__ bool attend_tile(Storage<Config>& storage, Consumer<C
   return true;
 }
 
+/// Where a warpgroup stands that visits a divided tile: above it, at it with the folded copy behind it, anywhere else.
+enum class Part { above, divided, rest };
+
+/// A divided tile of several value exponents lies in two stages: as it is, for warpgroups that the mask cuts it for, and folded, for the others.
+/// Passes over the one that is not this warpgroup's.
+template <class Config>
+__device__ __forceinline__ Part pass_divided(Storage<Config>& storage, Consumer<Config>& self, const Item& item, Part part,
+                                             int tile, int last_visited) {
+  if (part == Part::above) {
+    if (!mixed_values<Config>(storage, self)) return Part::rest;
+    if (tile * kKeyTile + kKeyTile - 1 > item.last_common) return Part::divided;
+    hand_back<Config>(storage, self);
+  } else {
+    skip_tile<Config>(storage, self);
+    leave_together<Config>(self);
+  }
+  if (tile >= last_visited) ptx::barrier_wait(&storage.tile_ready[self.stage.slot], self.stage.parity);
+  return Part::rest;
+}
+
 /// All key tiles of one work item for this warpgroup's 64 queries, from the highest down.
 template <class Config>
 __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Config>& storage, Consumer<Config>& self,
@@ -248,13 +295,15 @@ __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Conf
   const TileRange own =  // in front of the document counts as behind it: nothing
       tile_range(window, first_query < 0 ? work.length : first_query, Config::kRowsPerConsumer, work.length);
   std::uint64_t* const query_free = &storage.query_free[self.query.slot];
+  const int divided =
+      Config::kFoldValues ? divided_tile(window, work.first, work.length, Config::kRowsPerConsumer, Config::kConsumers) : kNoTile;
 
   if (own.last < own.first) {  // the warpgroup's queries lie outside the document
     if (self.warp == 0) {
       ptx::barrier_wait(&storage.query_ready[self.query.slot], self.query.parity);
       if (self.elected()) ptx::barrier_arrive_many(query_free, kWarpsPerConsumer);
     }
-    for (int tile = all.last; tile >= all.first; --tile) skip_tile<Config>(storage, self);
+    skip_tiles<Config>(storage, self, all.last, all.first, divided);
     leave_together<Config>(self);
     return;
   }
@@ -270,15 +319,22 @@ __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Conf
                   &params,
                   work.head * params.slots + work.slot_start};
 
-  for (int tile = all.last; tile > own.last; --tile) skip_tile<Config>(storage, self);
+  skip_tiles<Config>(storage, self, all.last, own.last + 1, divided);
   ptx::barrier_wait(&storage.query_ready[self.query.slot], self.query.parity);
   RowState<Config> state;
   begin_rows<Config>(state, storage, self);
   ptx::barrier_wait(&storage.tile_ready[self.stage.slot], self.stage.parity);
   const int unit = __shfl_sync(kFullWarp, value_unit<Config>(storage.exponents[self.stage.slot]), 0);
+  int tile = own.last;
+  Part part = Config::kFoldValues && divided >= own.first && divided <= own.last ? Part::above : Part::rest;
+  while (true) {
+    const int end = part == Part::above ? divided + 1 : part == Part::divided ? divided : own.first;
 #pragma unroll 1
-  for (int tile = own.last; tile >= own.first;) {
-    if (attend_tile<Config>(storage, self, state, item, tile, own.first, unit)) --tile;
+    while (tile >= end) {
+      if (attend_tile<Config>(storage, self, state, item, tile, own.first, unit)) --tile;
+    }
+    if (part == Part::rest) break;
+    part = pass_divided<Config>(storage, self, item, part, tile, own.first);
   }
   if constexpr (Config::kLarge) {
     leave_together<Config>(self);  // every warp has done its last scores
@@ -293,7 +349,7 @@ __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Conf
                        first_query + 16 * self.warp, self.lane);
   }
   if (own.first > all.first) {
-    for (int tile = own.first - 1; tile >= all.first; --tile) skip_tile<Config>(storage, self);
+    skip_tiles<Config>(storage, self, own.first - 1, all.first, divided);
     leave_together<Config>(self);
   }
 }

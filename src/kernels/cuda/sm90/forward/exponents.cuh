@@ -49,11 +49,13 @@ __device__ __forceinline__ std::uint32_t blank_beyond(std::uint32_t word, std::u
 }
 
 /// Entries of a mixed tile from the exponent bytes of the keys it stands for: one per token, or one per token-block.
-template <class Entries>
-__device__ __forceinline__ void store_entry(Entries& tile, int entry, int key_byte, int value_byte, int reach) {
+template <class Config>
+__device__ __forceinline__ void store_entry(TileExponents<Config::kScaleEntries>& tile, int entry, int key_byte, int value_byte,
+                                            int reach) {
   const bool flagged = key_byte == kFlaggedByte || value_byte == kFlaggedByte;
   tile.key_factors[entry] = flagged ? kNaN : power_of_two_full(key_byte - kExponentBias);
-  tile.value[entry] = value_byte == kFlaggedByte ? -127 : value_byte - kExponentBias;
+  const int value = value_byte == kFlaggedByte ? -127 : value_byte - kExponentBias;
+  tile.value[entry] = Config::kFoldValues ? value : __float_as_int(power_of_two_full(value));
   tile.reach[entry] = reach;
 }
 
@@ -76,16 +78,45 @@ __device__ __forceinline__ int lower_blocks(std::uint32_t word, int greatest) {
   return ((lower & 0xFFu) != 0) | ((lower & 0xFF00u) != 0) << 1 | ((lower & 0xFF0000u) != 0) << 2 | ((lower >> 24) != 0) << 3;
 }
 
-/// Writes the exponents of one tile; all lanes of the copy warp take part.
+/// Whether all tokens have the first one's exponent and none is flagged.
+__device__ __forceinline__ bool one_exponent(std::uint32_t word, std::uint32_t first_byte) {
+  return __all_sync(kFullWarp, word == first_byte * 0x01010101u) && first_byte != kFlaggedByte;
+}
+
+/// What is found in a tile's exponents, once.
+struct TileWords {
+  ExponentWords words;  // keys beyond the document as the first
+  std::uint32_t first_key, first_value;
+  bool one_key, one_value;
+};
+
+__device__ __forceinline__ TileWords examine(ExponentWords words, int valid_keys, int lane) {
+  TileWords tile;
+  tile.first_key = __shfl_sync(kFullWarp, words.key & 255, 0);
+  tile.first_value = __shfl_sync(kFullWarp, words.value & 255, 0);
+  if (valid_keys < kKeyTile) {
+    words.key = blank_beyond(words.key, tile.first_key, valid_keys, lane);
+    words.value = blank_beyond(words.value, tile.first_value, valid_keys, lane);
+  }
+  tile.words = words;
+  tile.one_key = one_exponent(words.key, tile.first_key);
+  tile.one_value = one_exponent(words.value, tile.first_value);
+  return tile;
+}
+
+/// The token-blocks that do not have the greatest of several value exponents.
+__device__ __forceinline__ int value_folds(const TileWords& tile) {
+  return tile.one_value ? 0 : lower_blocks(tile.words.value, __reduce_max_sync(kFullWarp, greatest_exponent(tile.words.value)));
+}
+
+/// Writes the exponents of one tile; all lanes of the copy warp take part. `folded`: the folding warps make one of several value
+/// exponents.
 template <class Config>
-__device__ __forceinline__ void store_exponents(TileExponents<Config::kScaleEntries>& tile, ExponentWords words, int valid_keys,
-                                                int lane) {
-  const std::uint32_t first_key = __shfl_sync(kFullWarp, words.key & 255, 0);
-  const std::uint32_t first_value = __shfl_sync(kFullWarp, words.value & 255, 0);
-  words.key = blank_beyond(words.key, first_key, valid_keys, lane);
-  words.value = blank_beyond(words.value, first_value, valid_keys, lane);
-  const bool one_key = __all_sync(kFullWarp, words.key == first_key * 0x01010101u) && first_key != kFlaggedByte;
-  const bool one_value = __all_sync(kFullWarp, words.value == first_value * 0x01010101u) && first_value != kFlaggedByte;
+__device__ __forceinline__ void store_exponents(TileExponents<Config::kScaleEntries>& tile, const TileWords& found, int lane,
+                                                bool folded) {
+  const ExponentWords words = found.words;
+  const std::uint32_t first_key = found.first_key, first_value = found.first_value;
+  const bool one_key = found.one_key, one_value = found.one_value;
   const int key_factor = __float_as_int(power_of_two_full(static_cast<int>(first_key) - kExponentBias));
 
   if (one_key && one_value) {
@@ -93,6 +124,7 @@ __device__ __forceinline__ void store_exponents(TileExponents<Config::kScaleEntr
       *reinterpret_cast<int4*>(&tile) = make_int4(0, 0, key_factor, static_cast<int>(first_value) - kExponentBias);
       if constexpr (Config::kScaleGroup == ScaleGroup::block) {
         *reinterpret_cast<int4*>(tile.key_factors) = make_int4(key_factor, key_factor, key_factor, key_factor);
+        tile.value[0] = static_cast<int>(first_value) - kExponentBias;
       }
     }
     return;
@@ -107,15 +139,14 @@ __device__ __forceinline__ void store_exponents(TileExponents<Config::kScaleEntr
   const int greatest = __shfl_sync(kFullWarp, reach, 31);
   const bool flagged = __any_sync(kFullWarp, has_flagged(words.key) || has_flagged(words.value));
   const int mixed_keys = Config::kScaleGroup == ScaleGroup::block ? flagged : !one_key || flagged;
-  int mixed_values = one_value ? 0 : kMixedValues;
-  if constexpr (Config::kScaleGroup == ScaleGroup::block) mixed_values |= one_value ? 0 : lower_blocks(words.value, greatest);
+  const int mixed_values = !one_value && !folded;
   if (lane == 0) *reinterpret_cast<int4*>(&tile) = make_int4(mixed_keys, mixed_values, key_factor, greatest);
 
   if constexpr (Config::kScaleGroup == ScaleGroup::block) {
     const int first_lane = lane & ~7;  // of the token-block: its first key is inside the document or the whole block is not
     const int key_byte = __shfl_sync(kFullWarp, words.key & 255, first_lane);
     const int value_byte = __shfl_sync(kFullWarp, words.value & 255, first_lane);
-    if (lane % 8 == 7) store_entry(tile, lane / 8, key_byte, value_byte, reach);  // it knows the block's maximum
+    if (lane % 8 == 7) store_entry<Config>(tile, lane / 8, key_byte, value_byte, reach);  // it knows the block's maximum
   } else {
     int running = __shfl_up_sync(kFullWarp, reach, 1);
     if (lane == 0) running = -127;
@@ -124,7 +155,7 @@ __device__ __forceinline__ void store_exponents(TileExponents<Config::kScaleEntr
       const int key_byte = words.key >> 8 * i & 255;
       const int value_byte = words.value >> 8 * i & 255;
       running = value_byte == kFlaggedByte ? running : max(running, value_byte - kExponentBias);
-      store_entry(tile, 4 * lane + i, key_byte, value_byte, running);
+      store_entry<Config>(tile, 4 * lane + i, key_byte, value_byte, running);
     }
   }
 }

@@ -59,11 +59,12 @@ struct ForwardParams {
   std::int64_t slots = 0;
   std::int64_t tokens = 0;
   int query_heads = 0;
-  int key_heads = 0;           // divides query_heads
-  int heads_per_group = 1;     // query heads worked on together: their K and V should fit in the L2 cache
-  float softmax_scale = 0.0f;  // > 0
-  int window_left = -1;        // a query at i sees keys i - left ... i + right; -1: no limit
-  int window_right = -1;       // 0: causal
+  int key_heads = 0;             // divides query_heads
+  int heads_per_group = 1;       // query heads worked on together: their K and V should fit in the L2 cache
+  float softmax_scale = 0.0f;    // > 0
+  int window_left = -1;          // a query at i sees keys i - left ... i + right; -1: no limit
+  int window_right = -1;         // 0: causal
+  bool beside_previous = false;  // the kernel before it in the stream writes nothing that this one touches: both may run at once
 };
 
 /// Queries per work item.

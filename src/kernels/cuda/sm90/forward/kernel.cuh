@@ -4,6 +4,7 @@
 //   time ->            item n                                                          item n + 1
 //   scheduler warp     ticket, item, document: when the copy warp comes near the end of an item ...........
 //   copy warp          Q | K V exponents of tile t | t-1 | t-2 | ... (as stages become free) | Q | K V ...
+//   folding warps      token-blocks: V of tile t with one exponent | t-1 | ... (most tiles have it already)
 //   consumer 0         S(t) softmax PV(t) promote | S(t-1) softmax PV promote | ... | rows leave | S ...
 //   consumer 1             S(t) softmax PV(t) promote | ...              the three drift apart by themselves: one
 //   consumer 2                 S(t) softmax PV(t) ...                    multiplies while another exponentiates
@@ -13,6 +14,7 @@
 #include "../../ptx/registers.cuh"
 #include "config.hpp"
 #include "consumer.cuh"
+#include "fold.cuh"
 #include "loader.cuh"
 #include "storage.hpp"
 
@@ -41,8 +43,9 @@ __device__ __forceinline__ void prepare(Storage<Config>& storage) {
       ptx::barrier_init(&storage.query_free[i], consumer_warps);
     }
     for (int i = 0; i < Config::kStages; ++i) {
-      ptx::barrier_init(&storage.tile_ready[i], kWarp);
+      ptx::barrier_init(&storage.tile_ready[i], kWarp + Config::kFoldingWarps);
       ptx::barrier_init(&storage.tile_free[i], consumer_warps);
+      if constexpr (Config::kFoldValues) ptx::barrier_init(&storage.fold_ready[i], kWarp);
     }
   }
   ptx::fence_before_async_use();
@@ -61,6 +64,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) forward_kernel(const __gr
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (warp == 0 && lane == 0) schedule<Config>(params, storage);
     if (warp == 1) copy_operands<Config>(params, storage, lane);
+    if constexpr (Config::kFoldValues) {
+      if (warp >= 2) fold_values<Config>(storage, warp - 2, lane);
+    }
   } else {
     ptx::take_registers<Config::kConsumerRegisters>();
     consume<Config>(params, storage, warpgroup - 1, threadIdx.x % 128);

@@ -5,6 +5,7 @@
 
 #include "../../ptx/barrier.cuh"
 #include "../../ptx/bulk_copy.cuh"
+#include "../../ptx/grid.cuh"
 #include "config.hpp"
 #include "exponents.cuh"
 #include "storage.hpp"
@@ -41,6 +42,7 @@ __device__ __forceinline__ void schedule(const ForwardParams& params, Storage<Co
     ptx::barrier_arrive(&storage.work_ready[ring.slot]);
     ring.advance();
   }
+  ptx::wait_for_previous_grid();  // it may still run: whoever waits for this kernel waits for it too
   // The last block to run out of tickets leaves the counter as it found it.
   if (atomicAdd(params.counter + 1, 1) == static_cast<int>(gridDim.x) - 1) {
     params.counter[0] = 0;
@@ -53,7 +55,7 @@ template <class Config>
 struct CopyState {
   Ring<Config::kWorkSlots> work;
   Ring<Config::kQueryBuffers> query;
-  Ring<Config::kStages> stage;
+  Ring<Config::kStages> stage, fold;
 };
 
 template <class Config>
@@ -82,34 +84,79 @@ __device__ __forceinline__ void copy_queries(const ForwardParams& params, Storag
   state.query.advance();
 }
 
+/// The tile's values: one copy a token group, for the ones between the groups stay.
 template <class Config>
-__device__ __forceinline__ void copy_tile(const ForwardParams& params, Storage<Config>& storage, CopyState<Config>& state,
-                                          const Work& work, int tile, int lane) {
+__device__ __forceinline__ void copy_values(const ForwardParams& params, Storage<Config>& storage, std::uint32_t slot,
+                                            std::int64_t row, int lane, ptx::Barrier* landed) {
+  if (lane < Config::kTokenGroups) {
+    ptx::bulk_copy(storage.value[slot] + lane * Config::kValueGroupStride,
+                   params.value_codes + row * Config::kHeadDim + lane * Config::kValueGroupBytes, Config::kValueGroupBytes, landed);
+  }
+}
+
+/// `bytes` of values are on their way; the exponents are written.
+template <class Config>
+__device__ __forceinline__ void request_fold(Storage<Config>& storage, CopyState<Config>& state, FoldRequest request,
+                                             std::uint32_t bytes, int lane) {
+  if (lane == 0) {
+    storage.folds[state.fold.slot] = request;
+    ptx::barrier_arrive_expect(&storage.fold_ready[state.fold.slot], bytes);
+  } else {
+    ptx::barrier_arrive(&storage.fold_ready[state.fold.slot]);
+  }
+  state.fold.advance();
+}
+
+/// How a tile of several value exponents is handed over: as it is; folded (token-blocks: the folding warps make one of them); as it is, and once
+/// more folded.
+enum class Hand { plain, folded, plain_then_folded };
+
+/// Returns whether the tile is to be copied once more. Nothing but a fold waits for the exponents on their way from global memory; the copy warp
+/// is slow beside the consumers, every instruction of a tile counts.
+template <class Config>
+__device__ __forceinline__ bool copy_tile(const ForwardParams& params, Storage<Config>& storage, CopyState<Config>& state,
+                                          const Work& work, int tile, int lane, Hand hand) {
   const std::uint32_t slot = state.stage.slot;
   const std::int64_t row = work.key_head * params.slots + work.slot_start + static_cast<std::int64_t>(tile) * kKeyTile;
   const ExponentWords words = load_exponents(params.key_exponents, params.value_exponents, row, lane);
+  const bool fold = Config::kFoldValues && hand == Hand::folded;
+  constexpr std::uint32_t value_bytes = Config::kTokenGroups * Config::kValueGroupBytes;
 
   ptx::barrier_wait_asleep(&storage.tile_free[slot], state.stage.parity ^ 1, kSleep);
   if (lane == 0) {
     ptx::bulk_copy(storage.key[slot], params.key_codes + row * (Config::kHeadDim * Config::kScoreBytes), Config::kKeyBytes,
                    &storage.tile_ready[slot]);
   }
-  if (lane < Config::kTokenGroups) {  // one copy a token group: the ones between the groups stay
-    ptx::bulk_copy(storage.value[slot] + lane * Config::kValueGroupStride,
-                   params.value_codes + row * Config::kHeadDim + lane * Config::kValueGroupBytes, Config::kValueGroupBytes,
-                   &storage.tile_ready[slot]);
+  if (!fold) copy_values<Config>(params, storage, slot, row, lane, &storage.tile_ready[slot]);
+  const TileWords found = examine(words, work.length - tile * kKeyTile, lane);
+  int folds = 0;
+  if constexpr (Config::kFoldValues) {
+    if (fold) {
+      folds = value_folds(found);
+      copy_values<Config>(params, storage, slot, row, lane,
+                          folds != 0 ? &storage.fold_ready[state.fold.slot] : &storage.tile_ready[slot]);
+    }
   }
-  store_exponents<Config>(storage.exponents[slot], words, work.length - tile * kKeyTile, lane);
+  store_exponents<Config>(storage.exponents[slot], found, lane, folds != 0);
+  if constexpr (Config::kFoldValues) {
+    if (folds != 0) {
+      request_fold<Config>(storage, state, {folds, static_cast<std::int32_t>(slot)}, value_bytes, lane);
+    } else if (lane == 0) {  // in the folding warps' place
+      ptx::barrier_arrive_many(&storage.tile_ready[slot], Config::kFoldingWarps);
+    }
+  }
   if (lane == 0)  // last of all, for the exponents: every lane arrives for its own
-    ptx::barrier_arrive_expect(&storage.tile_ready[slot], Config::kKeyBytes + Config::kTokenGroups * Config::kValueGroupBytes);
+    ptx::barrier_arrive_expect(&storage.tile_ready[slot], Config::kKeyBytes + (folds == 0 ? value_bytes : 0));
   else
     ptx::barrier_arrive(&storage.tile_ready[slot]);
   __syncwarp();
   state.stage.advance();
+  return hand == Hand::plain_then_folded && !found.one_value;
 }
 
-/// Copy warp: per work item the queries, then its key tiles from the highest down. The slot of the item before is handed back to the
-/// scheduler, which then takes the next ticket, only near the end of the running item.
+/// Copy warp: per work item the queries, then its key tiles from the highest down; token-blocks: a divided tile of several value exponents
+/// twice, as it is and folded. The slot of the item before is handed back to the scheduler, which then takes the next ticket, only near
+/// the end of the running item.
 template <class Config>
 __device__ __forceinline__ void copy_operands(const ForwardParams& params, Storage<Config>& storage, int lane) {
   const Window window{params.window_left, params.window_right};
@@ -119,15 +166,31 @@ __device__ __forceinline__ void copy_operands(const ForwardParams& params, Stora
     ptx::barrier_wait_asleep(&storage.work_ready[slot], state.work.parity, kSleep);
     const Work work = storage.work[slot];
     state.work.advance();
-    if (work.length < 0) return;
+    if (work.length < 0) {
+      if constexpr (Config::kFoldValues) {  // the last request takes no stage: it waits for one all the same (fold.cuh)
+        ptx::barrier_wait_asleep(&storage.tile_free[state.stage.slot], state.stage.parity ^ 1, kSleep);
+        request_fold<Config>(storage, state, {0, 0}, 0, lane);
+      }
+      return;
+    }
 
     copy_queries<Config>(params, storage, state, work, lane);
     const TileRange range = tile_range(window, work.first, Config::kQueryTile, work.length);
     const int ask_at = range.last - range.first < Config::kTilesAhead ? range.last : range.first + Config::kTilesAhead - 1;
+    const int divided =
+        Config::kFoldValues ? divided_tile(window, work.first, work.length, Config::kRowsPerConsumer, Config::kConsumers) : kNoTile;
+    const int whole =
+        Config::kFoldValues ? window.last_key(max(work.first, 0), work.length) : -1;  // the last key that all rows see
     if (range.last < range.first && !first_item && lane == 0) ptx::barrier_arrive(&storage.work_taken[slot ^ 1]);
-    for (int tile = range.last; tile >= range.first; --tile) {
-      if (tile == ask_at && !first_item && lane == 0) ptx::barrier_arrive(&storage.work_taken[slot ^ 1]);
-      copy_tile<Config>(params, storage, state, work, tile, lane);
+    bool again = false;
+    for (int tile = range.last; tile >= range.first;) {
+      if (tile == ask_at && !again && !first_item && lane == 0) ptx::barrier_arrive(&storage.work_taken[slot ^ 1]);
+      const bool folded = again || tile * kKeyTile + kKeyTile - 1 <= whole;
+      again = copy_tile<Config>(params, storage, state, work, tile, lane,
+                                folded            ? Hand::folded
+                                : tile == divided ? Hand::plain_then_folded
+                                                  : Hand::plain);
+      if (!again) --tile;
     }
   }
 }

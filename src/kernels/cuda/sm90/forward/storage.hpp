@@ -16,19 +16,23 @@ struct Work {
   std::int32_t unused[2];
 };
 
-inline constexpr int kMixedValues = 16;
-
 /// The exponents of a key tile, made ready by the copy warp. A tile is *uniform* when every key has one key exponent, every value one
 /// value exponent, and no token is flagged; then the first four words say everything and `mixed` entries need not be read.
 template <int kEntries>
 struct alignas(16) TileExponents {
   std::int32_t mixed_keys;       // tokens: key_factor does not hold for every key; token-blocks: some block is flagged
-  std::int32_t mixed_values;     // 0: value_exponent holds for every value; else kMixedValues, and bit b: it does not for block b
+  std::int32_t mixed_values;     // value_exponent does not hold for every value (after folding, if the tile is folded)
   float key_factor;              // 2^exponent of the first key
   std::int32_t value_exponent;   // the greatest of the tile
   float key_factors[kEntries];   // 2^exponent; NaN for a flagged key or value. Always written for token-blocks
-  std::int32_t value[kEntries];  // value exponents
+  std::int32_t value[kEntries];  // value exponents, the first one always written (token-blocks); bits of 2^exponent (tokens)
   std::int32_t reach[kEntries];  // their prefix maximum: what a row may know that sees the tile up to here
+};
+
+/// A tile whose values the folding warps multiply. No token-blocks: there are no more.
+struct FoldRequest {
+  std::int32_t blocks;  // a bit for each token-block of a lower exponent than the greatest
+  std::int32_t stage;
 };
 
 template <class Config>
@@ -37,6 +41,7 @@ struct Storage {
   alignas(128) std::uint8_t key[Config::kStages][Config::kKeyBytes];
   alignas(128) std::uint8_t value[Config::kStages][Config::kValueBytes];
   TileExponents<Config::kScaleEntries> exponents[Config::kStages];
+  FoldRequest folds[Config::kStages];  // no more than there are stages can wait
   float query_scale[Config::kQueryBuffers]
                    [Config::kQueryTile];  // softmax scale * log2 e * 2^(query exponent); NaN for a flagged query
   alignas(16) Work work[Config::kWorkSlots];
@@ -52,8 +57,10 @@ struct Storage {
   std::uint64_t work_taken[Config::kWorkSlots];      // ... -> scheduler
   std::uint64_t query_ready[Config::kQueryBuffers];  // copy engine and copy warp (scales) -> consumers
   std::uint64_t query_free[Config::kQueryBuffers];   // consumers -> copy warp
-  std::uint64_t tile_ready[Config::kStages];         // copy engine (keys and values) and copy warp (exponents) -> consumers
-  std::uint64_t tile_free[Config::kStages];          // consumers -> copy warp
+  std::uint64_t tile_ready[Config::kStages];  // copy engine (keys and values), copy warp (exponents), folding warps -> consumers
+  std::uint64_t tile_free[Config::kStages];   // consumers -> copy warp
+  std::uint64_t
+      fold_ready[Config::kStages];  // copy engine (values to be folded) and copy warp (request, exponents) -> folding warps
 };
 
 /// Where a thread's parked values lie, in bytes from its row_scale.

@@ -101,21 +101,22 @@ __device__ __forceinline__ float fold_factor(int value_exponent, int reach) {
   return power_of_two(clamp(value_exponent - reach, -126, 0));
 }
 
-/// Fold factors of the 16 keys behind `first_group`, as [half][group of eight keys][key parity].
+/// Fold factors of the 16 keys behind `first_group`, as [half][group of eight keys][key parity]; `row` = 2^-reach. A key that the row does not
+/// see has code 0 whatever its factor, short of infinity.
 struct FoldFactors {
   float of[2][2][2];
 };
 template <class Config>
-__device__ __forceinline__ FoldFactors fold_factors(const TileExponents<Config::kScaleEntries>& tile, RowPair reach,
+__device__ __forceinline__ FoldFactors fold_factors(const TileExponents<Config::kScaleEntries>& tile, const float (&row)[2],
                                                     int first_group, int lane) {
   FoldFactors factors;
 #pragma unroll
   for (int group = 0; group < 2; ++group) {
-    const int2 exponent = *reinterpret_cast<const int2*>(&tile.value[8 * (first_group + group) + 2 * (lane % 4)]);
+    const float2 value = *reinterpret_cast<const float2*>(&tile.value[8 * (first_group + group) + 2 * (lane % 4)]);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      factors.of[half][group][0] = fold_factor(exponent.x, reach.of(half));
-      factors.of[half][group][1] = fold_factor(exponent.y, reach.of(half));
+      factors.of[half][group][0] = fminf(value.x * row[half], 1.0f);
+      factors.of[half][group][1] = fminf(value.y * row[half], 1.0f);
     }
   }
   return factors;
@@ -129,12 +130,13 @@ __device__ __forceinline__ void make_token_folded_codes(std::uint32_t (&folded)[
                                                         const float (&bias)[2], const RowState<Config>& state, const Item& item,
                                                         int first_key, const TileExponents<Config::kScaleEntries>& tile,
                                                         RowPair reach, int lane) {
+  const float row[2] = {power_of_two_full(-reach.of(0)), power_of_two_full(-reach.of(1))};
   std::uint32_t plain[kCodeWords];
 #pragma unroll
   for (int step = 0; step < kKeyTile / 32; ++step) {
 #pragma unroll
     for (int pair = 2 * step; pair < 2 * step + 2; ++pair) {  // two words: the same 16 keys, both rows
-      const FoldFactors fold = fold_factors<Config>(tile, reach, 2 * pair, lane);
+      const FoldFactors fold = fold_factors<Config>(tile, row, 2 * pair, lane);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float4 p = exponentials<Config>(scores, factors, bias, 2 * pair + half);
@@ -150,14 +152,12 @@ __device__ __forceinline__ void make_token_folded_codes(std::uint32_t (&folded)[
   ptx::fence_registers(sums);
 }
 
-/// The same with token-blocks, most of which are the greatest of their tile and have no fold: every block's codes are made plain, and only
-/// those of a block that has one (a bit in `folds`) are rounded once more. A block's codes are made behind the next one's exponentials,
-/// so that no branch waits for an exponential.
+/// The same with token-blocks, in a tile that the mask's right edge cuts (fold.cuh sees to the others).
 template <class Config>
 __device__ __forceinline__ void make_block_folded_codes(std::uint32_t (&codes)[kCodeWords], float (&sums)[4], std::uint32_t value,
                                                         const float (&scores)[Config::kScores], const ScoreFactors<Config>& factors,
                                                         const float (&bias)[2], const RowState<Config>& state, const Item& item,
-                                                        int first_key, const TileExponents<Config::kScaleEntries>& tile, int folds,
+                                                        int first_key, const TileExponents<Config::kScaleEntries>& tile,
                                                         RowPair reach) {
   constexpr int kSteps = kKeyTile / 32, kWords = kCodeWords / kSteps;
   std::uint32_t plain[kCodeWords];
@@ -171,14 +171,12 @@ __device__ __forceinline__ void make_block_folded_codes(std::uint32_t (&codes)[k
     if (step == 0) continue;
     const int block = step - 1;
 #pragma unroll
-    for (int w = kWords * block; w < kWords * step; ++w) codes[w] = plain[w] = ptx::pack_e4m3x4(p[w].x, p[w].y, p[w].z, p[w].w);
-    if ((folds >> block & 1) != 0) {
-      const float fold[2] = {fold_factor(tile.value[block], reach.of(0)), fold_factor(tile.value[block], reach.of(1))};
+    for (int w = kWords * block; w < kWords * step; ++w) plain[w] = ptx::pack_e4m3x4(p[w].x, p[w].y, p[w].z, p[w].w);
+    const float fold[2] = {fold_factor(tile.value[block], reach.of(0)), fold_factor(tile.value[block], reach.of(1))};
 #pragma unroll
-      for (int w = kWords * block; w < kWords * step; ++w) {
-        const float f = fold[half_of_word(w)];
-        codes[w] = ptx::pack_e4m3x4(p[w].x * f, p[w].y * f, p[w].z * f, p[w].w * f);
-      }
+    for (int w = kWords * block; w < kWords * step; ++w) {
+      const float f = fold[half_of_word(w)];
+      codes[w] = ptx::pack_e4m3x4(p[w].x * f, p[w].y * f, p[w].z * f, p[w].w * f);
     }
     issue_sums<Config>(sums, plain, value, block);
   }

@@ -36,6 +36,16 @@ FLAMIA_LAYOUT_FN int aligned_first(int first, int length, int rows, int groups_p
   return first - missing * rows;
 }
 
+/// The key tile, if there is one, that the mask's right edge cuts for some of an item's groups of `rows` queries while others see it as a whole
+/// (kNoTile: none). `first` is aligned_first's position.
+inline constexpr int kNoTile = -1;
+FLAMIA_LAYOUT_FN int divided_tile(Window window, int first, int length, int rows, int groups_per_item, int keys = kKeyTile) {
+  const int lowest = window.last_key(first < 0 ? 0 : first, length);
+  const int highest = window.last_key(first + rows * (groups_per_item - 1), length);
+  const int tile = (highest + 1) / keys - 1;  // the last one that the highest group sees as a whole
+  return tile * keys + keys - 1 > lowest ? tile : kNoTile;
+}
+
 /// Tickets run over groups of heads, in a group over the items, in an item over the heads of the group: the keys and values of a group
 /// stay in the L2 cache while its items, dearest first, are worked off.
 struct Ticket {
