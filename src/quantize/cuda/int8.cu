@@ -172,6 +172,7 @@ __device__ void clear_tail(const Int8Params& p, std::int64_t slot) {
   }
   for (int i = threadIdx.x; p.rows16 != nullptr && i < sm90::kBlock * D / 8; i += kThreads)
     reinterpret_cast<uint4*>(p.rows16 + slot * D)[i] = zero;
+  for (int i = threadIdx.x; p.row_d != nullptr && i < sm90::kBlock; i += kThreads) p.row_d[slot + i] = p.row_lse[slot + i] = 0.0f;
   if (threadIdx.x < sm90::kBlock / sm90::kSlotAlign) p.scales[slot / sm90::kSlotAlign + threadIdx.x] = 0.0f;
 }
 
@@ -294,11 +295,12 @@ __global__ void __launch_bounds__(kThreads) int8_kernel(const __grid_constant__ 
   }
   if (threadIdx.x < groups) p.scales[slot / sm90::kSlotAlign + threadIdx.x] = scale;
   __syncthreads();
-  if (static_cast<int>(threadIdx.x) < tokens) {
+  if (static_cast<int>(threadIdx.x) < 16 * groups) {
     const std::int64_t row = slot + threadIdx.x;
-    if (p.key_mean_score != nullptr) p.key_mean_score[row] = sum_of(staging, threadIdx.x);
-    if (p.row_d != nullptr) {
-      const float l = p.row_sum[row];
+    const bool present = static_cast<int>(threadIdx.x) < tokens;
+    if (p.key_mean_score != nullptr && present) p.key_mean_score[row] = sum_of(staging, threadIdx.x);
+    if (p.row_d != nullptr) {  // slots between two documents, too: the backward kernels copy whole tiles of rows
+      const float l = present ? p.row_sum[row] : 0.0f;
       p.row_d[row] = l == 0.0f ? 0.0f : sum_of(staging, threadIdx.x);
       p.row_lse[row] = l == 0.0f ? 0.0f : __fadd_rn(p.row_reference[row], log2f(l));
     }
