@@ -59,20 +59,6 @@ TEST_F(GpuAttention, AccurateAgainstTheOracle) {
   }
 }
 
-std::size_t rows_that_differ(const GpuForward& a, const GpuForward& b, const Problem& problem, std::int64_t begin,
-                             std::int64_t end) {
-  std::size_t count = 0;
-  const std::int64_t row = std::int64_t{problem.query_heads} * problem.head_dim;
-  for (std::int64_t x = begin * row; x < end * row; ++x)
-    count += a.o[static_cast<std::size_t>(x)] != b.o[static_cast<std::size_t>(x)];
-  for (std::int64_t head = 0; head < problem.query_heads; ++head)
-    for (std::int64_t t = begin; t < end; ++t) {
-      const auto at = static_cast<std::size_t>(head * problem.tokens + t);
-      count += numerics::bits_of(a.lse[at]) != numerics::bits_of(b.lse[at]);
-    }
-  return count;
-}
-
 /// Later tokens times 2^4, 2^10, 10^4: no bit of an earlier row moves. Other documents never move.
 TEST_F(GpuAttention, LaterTokensReachNobody) {
   for (const char* name :
@@ -93,13 +79,13 @@ TEST_F(GpuAttention, LaterTokensReachNobody) {
       const std::int64_t safe =
           text.find("-exact") != std::string::npos ? cut : 150 + 192;  // else the token-block of the cut starts there
       if (leaks) {
-        EXPECT_GT(rows_that_differ(quiet, changed, in.problem, 150, cut), 0u) << text;
+        EXPECT_GT(elements_that_differ(quiet, changed, in.problem, 150, cut), 0u) << text;
       } else {
-        EXPECT_EQ(rows_that_differ(quiet, changed, in.problem, 150, safe), 0u) << text << " x" << factor;
-        EXPECT_EQ(rows_that_differ(quiet, changed, in.problem, 0, 150), 0u) << text;
-        EXPECT_EQ(rows_that_differ(quiet, changed, in.problem, 550, 640), 0u) << text;
+        EXPECT_EQ(elements_that_differ(quiet, changed, in.problem, 150, safe), 0u) << text << " x" << factor;
+        EXPECT_EQ(elements_that_differ(quiet, changed, in.problem, 0, 150), 0u) << text;
+        EXPECT_EQ(elements_that_differ(quiet, changed, in.problem, 550, 640), 0u) << text;
       }
-      EXPECT_GT(rows_that_differ(quiet, changed, in.problem, cut, 550), 0u) << text;  // control: the change was seen
+      EXPECT_GT(elements_that_differ(quiet, changed, in.problem, cut, 550), 0u) << text;  // control: the change was seen
     }
 }
 
@@ -115,7 +101,7 @@ TEST_F(GpuAttention, RepeatsBitForBit) {
       cuda_ok(cudaDeviceSynchronize());
       const GpuForward now = call.result();
       if (i == 0) first = now;
-      ASSERT_EQ(rows_that_differ(first, now, in.problem, 0, in.problem.tokens), 0u) << name << " run " << i;
+      ASSERT_EQ(elements_that_differ(first, now, in.problem, 0, in.problem.tokens), 0u) << name << " run " << i;
     }
   }
 }
@@ -189,7 +175,7 @@ TEST_F(GpuAttention, GraphReplaysWithOtherLengths) {
     call.poison();
     graph.replay();
     const GpuForward expected = gpu_forward(*lengths, recipe("mxfp8-exact"));
-    EXPECT_EQ(rows_that_differ(call.result(), expected, in.problem, 0, in.problem.tokens), 0u);
+    EXPECT_EQ(elements_that_differ(call.result(), expected, in.problem, 0, in.problem.tokens), 0u);
   }
 }
 
@@ -203,7 +189,7 @@ TEST_F(GpuAttention, NanStaysWithTheRowsThatSeeIt) {
         Input bad = in;
         (of_key ? bad.k_row(100 + at, 1) : bad.v_row(100 + at, 1))[17] = numerics::quiet_nan();
         const GpuForward dirty = gpu_forward(bad, recipe(name));
-        EXPECT_EQ(rows_that_differ(clean, dirty, in.problem, 0, 100 + at), 0u) << name << " " << at;
+        EXPECT_EQ(elements_that_differ(clean, dirty, in.problem, 0, 100 + at), 0u) << name << " " << at;
         for (std::int64_t t = 100 + at; t < 400; ++t) {
           EXPECT_TRUE(std::isnan(dirty.o[static_cast<std::size_t>((t * 2 + 1) * 128)])) << name << " " << at << " " << t;
           EXPECT_FALSE(std::isnan(dirty.o[static_cast<std::size_t>((t * 2) * 128)])) << name << " " << at << " " << t;

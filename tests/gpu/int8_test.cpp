@@ -155,27 +155,7 @@ TEST_F(GpuInt8, RepeatsBitForBit) {
   }
 }
 
-TEST_F(GpuInt8, GraphReplaysWithOtherLengths) {
-  const Input in = normal_input({{300, 200, 100}, 2, 2, 128, {true, -1, -1}, 0}, fresh_seed());
-  Input other = in;
-  other.cu_seqlens = {0, 40, 40, 555};
-  GpuTraining call(in.problem, recipe("sagebwd"));
-  DeviceOperands operands(in);
-  ASSERT_TRUE(call.forward(operands).ok());
-  ASSERT_TRUE(call.backward(operands).ok());
-  cuda_ok(cudaDeviceSynchronize());
-  Graph graph([&](cudaStream_t stream) {
-    EXPECT_TRUE(call.forward(operands, stream).ok());
-    EXPECT_TRUE(call.backward(operands, stream).ok());
-  });
-  const Input* const order[] = {&in, &other, &in};
-  for (const Input* lengths : order) {
-    operands.cu_seqlens.upload(lengths->cu_seqlens);
-    call.poison();
-    graph.replay();
-    EXPECT_EQ(different_rows(call.result(), gpu_training(*lengths, recipe("sagebwd")), in.problem, 0, in.problem.tokens, kAll), 0u);
-  }
-}
+TEST_F(GpuInt8, GraphReplaysWithOtherLengths) { expect_graph_replays_with_other_lengths(recipe("sagebwd"), fresh_seed()); }
 
 /// NaN in one element: rows that see it are NaN, no bit of another document or of other heads moves.
 TEST_F(GpuInt8, NanStaysInItsDocumentAndHeads) {

@@ -94,19 +94,6 @@ TEST_F(GpuSage3, AccurateAgainstTheOracle) {
   }
 }
 
-std::size_t different(const GpuForward& a, const GpuForward& b, const Problem& problem, std::int64_t begin, std::int64_t end) {
-  std::size_t count = 0;
-  const std::int64_t row = std::int64_t{problem.query_heads} * problem.head_dim;
-  for (std::int64_t x = begin * row; x < end * row; ++x)
-    count += a.o[static_cast<std::size_t>(x)] != b.o[static_cast<std::size_t>(x)];
-  for (std::int64_t head = 0; head < problem.query_heads; ++head)
-    for (std::int64_t t = begin; t < end; ++t) {
-      const auto at = static_cast<std::size_t>(head * problem.tokens + t);
-      count += numerics::bits_of(a.lse[at]) != numerics::bits_of(b.lse[at]);
-    }
-  return count;
-}
-
 /// The mean of K is one over the document: later tokens reach earlier rows, as documented. Other documents never move.
 TEST_F(GpuSage3, OtherDocumentsKeepEveryBit) {
   const Input in = normal_input({{150, 400, 90}, 2, 2, 128, {true, -1, -1}, 0}, fresh_seed());
@@ -116,9 +103,9 @@ TEST_F(GpuSage3, OtherDocumentsKeepEveryBit) {
       for (int c = 0; c < 128; ++c)
         for (float* x : {loud.q_row(t, head), loud.k_row(t, head), loud.v_row(t, head)}) x[c] = numerics::round_bf16(x[c] * 1e4f);
   const GpuForward quiet = gpu_forward(in, recipe(kByRow)), changed = gpu_forward(loud, recipe(kByRow));
-  EXPECT_EQ(different(quiet, changed, in.problem, 0, 150), 0u);
-  EXPECT_EQ(different(quiet, changed, in.problem, 550, 640), 0u);
-  EXPECT_GT(different(quiet, changed, in.problem, 150, 350), 0u);
+  EXPECT_EQ(elements_that_differ(quiet, changed, in.problem, 0, 150), 0u);
+  EXPECT_EQ(elements_that_differ(quiet, changed, in.problem, 550, 640), 0u);
+  EXPECT_GT(elements_that_differ(quiet, changed, in.problem, 150, 350), 0u);
 }
 
 /// A flagged key reaches the rows that see it, a flagged value those that see its block of 16: as on the CPU.
@@ -154,12 +141,12 @@ TEST_F(GpuSage3, RepeatsAndReplaysWithOtherLengths) {
   cuda_ok(cudaDeviceSynchronize());
   Graph graph([&](cudaStream_t stream) { EXPECT_TRUE(call.enqueue(operands, stream).ok()); });
   const GpuForward expected[] = {gpu_forward(in, recipe(kByRow)), gpu_forward(other, recipe(kByRow))};
-  EXPECT_GT(different(expected[0], expected[1], in.problem, 0, in.problem.tokens), 0u);
+  EXPECT_GT(elements_that_differ(expected[0], expected[1], in.problem, 0, in.problem.tokens), 0u);
   for (int i = 0; i < 50; ++i) {
     operands.cu_seqlens.upload(i % 2 == 0 ? in.cu_seqlens : other.cu_seqlens);
     call.poison();
     graph.replay();
-    ASSERT_EQ(different(call.result(), expected[i % 2], in.problem, 0, in.problem.tokens), 0u) << i;
+    ASSERT_EQ(elements_that_differ(call.result(), expected[i % 2], in.problem, 0, in.problem.tokens), 0u) << i;
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "kernels/cuda/device_status.hpp"
 #include "kernels/cuda/ptx/grid.cuh"
 
 namespace flamia::schedule::gpu {
@@ -58,9 +59,7 @@ Status launch_clear_uncovered(const ClearParams& params, const Totals* totals, c
     if (target.tensor.token_stride == 0) target.tensor.token_stride = static_cast<std::int64_t>(target.heads) * p.head_dim;
   }
   clear_uncovered<<<kBlocks, kThreads, 0, stream>>>(p, totals);
-  const cudaError_t error = cudaGetLastError();
-  if (error == cudaSuccess) return {};
-  return {StatusCode::device_error, std::string("clearing rows outside documents: ") + cudaGetErrorString(error)};
+  return device_status(cudaGetLastError(), "clearing rows outside documents");
 }
 
 }  // namespace flamia::schedule::gpu

@@ -86,4 +86,19 @@ inline GpuForward gpu_forward(const Input& in, const Recipe& recipe) {
   return call.result();
 }
 
+/// Elements of O and LSE of the tokens [begin, end) whose bits differ.
+inline std::size_t elements_that_differ(const GpuForward& a, const GpuForward& b, const Problem& problem, std::int64_t begin,
+                                        std::int64_t end) {
+  std::size_t count = 0;
+  const std::int64_t row = std::int64_t{problem.query_heads} * problem.head_dim;
+  for (std::int64_t x = begin * row; x < end * row; ++x)
+    count += a.o[static_cast<std::size_t>(x)] != b.o[static_cast<std::size_t>(x)];
+  for (std::int64_t head = 0; head < problem.query_heads; ++head)
+    for (std::int64_t t = begin; t < end; ++t) {
+      const auto at = static_cast<std::size_t>(head * problem.tokens + t);
+      count += numerics::bits_of(a.lse[at]) != numerics::bits_of(b.lse[at]);
+    }
+  return count;
+}
+
 }  // namespace flamia::test

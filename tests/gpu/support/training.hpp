@@ -182,4 +182,28 @@ inline std::size_t different_rows(const Result& a, const Result& b, const Proble
   return count;
 }
 
+/// Both passes captured once; the lengths change between two replays.
+inline void expect_graph_replays_with_other_lengths(const Recipe& recipe, std::uint64_t seed) {
+  const Input in = normal_input({{300, 200, 100}, 2, 2, 128, {true, -1, -1}, 0}, seed);
+  Input other = in;
+  other.cu_seqlens = {0, 40, 40, 555};
+  GpuTraining call(in.problem, recipe);
+  DeviceOperands operands(in);
+  ASSERT_TRUE(call.forward(operands).ok());
+  ASSERT_TRUE(call.backward(operands).ok());
+  cuda_ok(cudaDeviceSynchronize());
+  Graph graph([&](cudaStream_t stream) {
+    EXPECT_TRUE(call.forward(operands, stream).ok());
+    EXPECT_TRUE(call.backward(operands, stream).ok());
+  });
+  const Result expected[] = {gpu_training(in, recipe), gpu_training(other, recipe)};
+  for (const int lengths : {0, 1, 0}) {
+    operands.cu_seqlens.upload((lengths == 0 ? in : other).cu_seqlens);
+    call.poison();
+    graph.replay();
+    EXPECT_EQ(different_rows(call.result(), expected[lengths], in.problem, 0, in.problem.tokens, kAll), 0u);
+  }
+  EXPECT_GT(different_rows(expected[0], expected[1], in.problem, 0, in.problem.tokens, kAll), 0u);  // control
+}
+
 }  // namespace flamia::test
