@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 
+#include "kernels/cuda/dense_strides.hpp"
 #include "kernels/cuda/device_status.hpp"
 #include "quantize/cuda/checks.hpp"
 #include "quantize/cuda/divide.cuh"
@@ -235,8 +236,7 @@ Status check_tensor(const char* name, const TensorView& t) {
 }
 
 Status check(const GradientParams& p) {
-  if (p.head_dim != 64 && p.head_dim != 128)
-    return Status::unsupported("head_dim = " + std::to_string(p.head_dim) + ": the GPU quantiser does 64 and 128; use the CPU");
+  if (Status status = check_head_dim(p.head_dim); !status.ok()) return status;
   if (p.heads <= 0 || p.key_heads <= 0 || p.heads % p.key_heads != 0)
     return Status::invalid("key_heads = " + std::to_string(p.key_heads) + " must divide heads = " + std::to_string(p.heads));
   if (p.d_o.dtype == DType::f32)
@@ -265,10 +265,7 @@ Status check(const GradientParams& p) {
 
 Status launch_gradient(const GradientParams& params, cudaStream_t stream) {
   GradientParams p = params;
-  for (TensorView* t : {&p.d_o, &p.o}) {
-    if (t->head_stride == 0) t->head_stride = p.head_dim;
-    if (t->token_stride == 0) t->token_stride = static_cast<std::int64_t>(p.heads) * p.head_dim;
-  }
+  for (TensorView* t : {&p.d_o, &p.o}) fill_dense_strides(*t, p.heads, p.head_dim);
   if (Status status = check(p); !status.ok()) return status;
   cudaError_t error = p.group == Group::tensor ? cudaMemsetAsync(p.scratch, 0, sizeof(std::uint32_t), stream) : cudaSuccess;
   if (error == cudaSuccess) {

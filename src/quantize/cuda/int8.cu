@@ -4,47 +4,23 @@
 //              load -> less the mean -> greatest magnitude -> codes -> shared memory -> rows and transposed
 #include "quantize/cuda/int8.hpp"
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <limits>
 #include <string>
 #include <type_traits>
 
+#include "kernels/cuda/dense_strides.hpp"
 #include "kernels/cuda/device_status.hpp"
 #include "kernels/cuda/ptx/convert.cuh"
 #include "kernels/cuda/sm90/layout.hpp"
 #include "numerics/platform.hpp"
 #include "quantize/cuda/checks.hpp"
+#include "quantize/cuda/tile.cuh"
 
 namespace flamia::quantize::gpu {
 namespace {
 
-constexpr std::uint32_t kFullWarp = 0xffffffffu, kNonFinite = 0x7f800000u;
 constexpr int kThreads = 256, kMeanWarps = 16;
 constexpr float kLargest = 127.0f;
-
-template <class Element>
-__device__ __forceinline__ float2 values_of(std::uint32_t word);
-template <>
-__device__ __forceinline__ float2 values_of<__nv_bfloat16>(std::uint32_t word) {
-  return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
-}
-template <>
-__device__ __forceinline__ float2 values_of<__half>(std::uint32_t word) {
-  return __half22float2(reinterpret_cast<const __half2&>(word));
-}
-
-template <class Element>
-__device__ __forceinline__ void unpack(const uint4& octet, float (&x)[8]) {
-  const std::uint32_t words[4] = {octet.x, octet.y, octet.z, octet.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 pair = values_of<Element>(words[i]);
-    x[2 * i] = pair.x;
-    x[2 * i + 1] = pair.y;
-  }
-}
 
 // ---- means ---------------------------------------------------------------------------------------------------------------------
 
@@ -67,9 +43,9 @@ __global__ void __launch_bounds__(32 * kMeanWarps) means_kernel(const __grid_con
     bool finite = true;
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
-      const float2 pair = values_of<Element>(__ldg(words + i));
-      x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
-      finite = finite && fabsf(pair.x) <= 3.4e38f && fabsf(pair.y) <= 3.4e38f;
+      const std::uint32_t pair = __ldg(words + i);
+      x[2 * i] = Pair<Element>::low(pair), x[2 * i + 1] = Pair<Element>::high(pair);
+      finite = finite && fabsf(x[2 * i]) <= 3.4e38f && fabsf(x[2 * i + 1]) <= 3.4e38f;
     }
     if (!__all_sync(kFullWarp, finite)) continue;
     ++count;
@@ -111,7 +87,7 @@ struct Place {
 __device__ __forceinline__ void load_output(const TensorView& o, std::int64_t token, int head, int channel, float (&x)[8]) {
   const std::int64_t at = token * o.token_stride + head * o.head_stride + channel;
   if (o.dtype == DType::bf16) {
-    unpack<__nv_bfloat16>(__ldg(reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(o.data) + at)), x);
+    unpack_octet<__nv_bfloat16>(__ldg(reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(o.data) + at)), x);
     return;
   }
   const auto* const four = reinterpret_cast<const float4*>(static_cast<const float*>(o.data) + at);
@@ -125,7 +101,7 @@ template <class Element>
 __device__ __forceinline__ uint4 as_bf16(const uint4& octet) {
   if constexpr (std::is_same_v<Element, __nv_bfloat16>) return octet;
   float x[8];
-  unpack<Element>(octet, x);
+  unpack_octet<Element>(octet, x);
   return {ptx::pack_bf16x2(x[0], x[1]), ptx::pack_bf16x2(x[2], x[3]), ptx::pack_bf16x2(x[4], x[5]), ptx::pack_bf16x2(x[6], x[7])};
 }
 
@@ -234,7 +210,7 @@ __global__ void __launch_bounds__(kThreads) int8_kernel(const __grid_constant__ 
 #pragma unroll
   for (int i = 0; i < kPasses; ++i) {
     float x[8];
-    unpack<Element>(raw[i], x);
+    unpack_octet<Element>(raw[i], x);
 #pragma unroll
     for (int c = 0; c < 8; ++c)
       if (at.token + kTokensAPass * i < tokens) greatest = ptx::max_or_nan(greatest, fabsf(__fadd_rn(x[c], -mean[c])));
@@ -255,7 +231,7 @@ __global__ void __launch_bounds__(kThreads) int8_kernel(const __grid_constant__ 
     const int token = at.token + kTokensAPass * i;
     if (token >= 16 * groups) continue;
     float x[8];
-    unpack<Element>(raw[i], x);
+    unpack_octet<Element>(raw[i], x);
     std::uint32_t code[2] = {};
 #pragma unroll
     for (int c = 0; c < 8; ++c)
@@ -275,7 +251,7 @@ __global__ void __launch_bounds__(kThreads) int8_kernel(const __grid_constant__ 
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
       float x[8], sum = 0.0f;
-      unpack<Element>(raw[i], x);
+      unpack_octet<Element>(raw[i], x);
 #pragma unroll
       for (int c = 0; c < 8; ++c) sum = __fmaf_rn(x[c], key_mean[c], sum);
       keep_sum(staging, at, at.token + kTokensAPass * i, sum);
@@ -286,7 +262,7 @@ __global__ void __launch_bounds__(kThreads) int8_kernel(const __grid_constant__ 
     for (int i = 0; i < kPasses; ++i) {
       const int token = at.token + kTokensAPass * i;
       float x[8], o[8] = {}, sum = 0.0f;
-      unpack<__nv_bfloat16>(as_bf16<Element>(raw[i]), x);
+      unpack_octet<__nv_bfloat16>(as_bf16<Element>(raw[i]), x);
       if (token < tokens) load_output(p.output, std::int64_t{block.token} + token, head, 8 * at.octet, o);
 #pragma unroll
       for (int c = 0; c < 8; ++c) sum = __fmaf_rn(x[c], o[c], sum);
@@ -324,18 +300,8 @@ void enqueue_means(const MeanParams& p, unsigned units, cudaStream_t stream) {
     means_kernel<D, __half><<<units, 32 * kMeanWarps, 0, stream>>>(p);
 }
 
-TensorView with_strides(TensorView tensor, int heads, int head_dim) {
-  if (tensor.head_stride == 0) tensor.head_stride = head_dim;
-  if (tensor.token_stride == 0) tensor.token_stride = std::int64_t{heads} * head_dim;
-  return tensor;
-}
-
 Status check(const TensorView& input, int heads, int head_dim, std::int64_t units) {
-  if (head_dim != 64 && head_dim != 128)
-    return Status::unsupported("head_dim = " + std::to_string(head_dim) + ": the GPU quantiser does 64 and 128; use the CPU");
-  if (heads <= 0) return Status::invalid("heads = " + std::to_string(heads) + " must be positive");
-  if (input.dtype == DType::f32)
-    return Status::unsupported("dtype f32: the GPU quantiser reads bf16 and f16; convert first, or use the CPU");
+  if (Status s = check_operand(input.dtype, heads, head_dim); !s.ok()) return s;
   if (input.data == nullptr || !aligned(input.data, 16) || input.token_stride % 8 != 0 || input.head_stride % 8 != 0)
     return Status::invalid("input data must be device memory aligned to 16 bytes, its strides multiples of 8 elements");
   if (units > std::numeric_limits<std::int32_t>::max())
@@ -350,7 +316,7 @@ Status launch_means(const MeanParams& params, cudaStream_t stream) {
   if (Status status = check(params.input, params.heads, params.head_dim, units); !status.ok()) return status;
   if (units == 0) return {};
   MeanParams p = params;
-  p.input = with_strides(p.input, p.heads, p.head_dim);
+  fill_dense_strides(p.input, p.heads, p.head_dim);
   p.head_dim == 128 ? enqueue_means<128>(p, static_cast<unsigned>(units), stream)
                     : enqueue_means<64>(p, static_cast<unsigned>(units), stream);
   return device_status(cudaGetLastError(), "means");
@@ -362,8 +328,8 @@ Status launch_int8(const Int8Params& params, cudaStream_t stream) {
   if (params.block_tokens != 64 && params.block_tokens != 128)
     return Status::unsupported("block_tokens = " + std::to_string(params.block_tokens) + ": the GPU quantiser does 64 and 128");
   Int8Params p = params;
-  p.input = with_strides(p.input, p.heads, p.head_dim);
-  p.output = with_strides(p.output, p.heads, p.head_dim);
+  fill_dense_strides(p.input, p.heads, p.head_dim);
+  fill_dense_strides(p.output, p.heads, p.head_dim);
   const auto blocks = static_cast<unsigned>(units);
   if (p.head_dim == 128)
     p.block_tokens == 128 ? enqueue<128, 128>(p, blocks, stream) : enqueue<128, 64>(p, blocks, stream);

@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "kernels/cuda/dense_strides.hpp"
 #include "kernels/cuda/device_status.hpp"
 #include "quantize/cuda/checks.hpp"
 #include "quantize/cuda/quantise_kernel.cuh"
@@ -75,11 +76,7 @@ cudaError_t enqueue_sticky(const QuantiseParams& p, dim3 grid, cudaStream_t stre
 }
 
 Status check(const QuantiseParams& p) {
-  if (p.head_dim != 64 && p.head_dim != 128)
-    return Status::unsupported("head_dim = " + std::to_string(p.head_dim) + ": the GPU quantiser does 64 and 128; use the CPU");
-  if (p.heads <= 0) return Status::invalid("heads = " + std::to_string(p.heads) + " must be positive");
-  if (p.input.dtype == DType::f32)
-    return Status::unsupported("dtype f32: the GPU quantiser reads bf16 and f16; convert first, or use the CPU");
+  if (Status s = check_operand(p.input.dtype, p.heads, p.head_dim); !s.ok()) return s;
   if (p.input.data == nullptr || !aligned(p.input.data, 16))
     return Status::invalid("input data must be device memory aligned to 16 bytes");
   if (p.input.token_stride % 8 != 0 || p.input.head_stride % 8 != 0)
@@ -133,8 +130,7 @@ std::size_t scratch_bytes(const QuantiseParams& p) {
 
 Status launch_quantise(const QuantiseParams& params, cudaStream_t stream) {
   QuantiseParams p = params;
-  if (p.input.head_stride == 0) p.input.head_stride = p.head_dim;
-  if (p.input.token_stride == 0) p.input.token_stride = static_cast<std::int64_t>(p.heads) * p.head_dim;
+  fill_dense_strides(p.input, p.heads, p.head_dim);
   if (Status status = check(p); !status.ok()) return status;
   cudaError_t error = cudaSuccess;
   if (p.group == Group::tensor) error = cudaMemsetAsync(p.scratch, 0, sizeof(std::uint32_t), stream);

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "kernels/cuda/dense_strides.hpp"
 #include "kernels/cuda/device_status.hpp"
 #include "kernels/cuda/sm90/sage3/sage3.hpp"
 #include "quantize/cuda/block_scale.cuh"
@@ -21,14 +22,10 @@ constexpr int kTile = sm90::sage3::kTile, kWarps = kTile / kGroupTokens, kThread
 /// Eight elements; whether all are finite.
 template <class Element>
 __device__ __forceinline__ bool unpack_eight(const uint4& raw, float (&x)[8]) {
-  const std::uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+  unpack_octet<Element>(raw, x);
   std::uint32_t greatest = 0;
 #pragma unroll
-  for (int p = 0; p < 4; ++p) {
-    x[2 * p] = Pair<Element>::low(words[p]);
-    x[2 * p + 1] = Pair<Element>::high(words[p]);
-    greatest = max(greatest, max(__float_as_uint(fabsf(x[2 * p])), __float_as_uint(fabsf(x[2 * p + 1]))));
-  }
+  for (int c = 0; c < 8; c += 2) greatest = max(greatest, max(__float_as_uint(fabsf(x[c])), __float_as_uint(fabsf(x[c + 1]))));
   return greatest < kNonFinite;
 }
 
@@ -311,14 +308,8 @@ cudaError_t enqueue(const Sage3Params& p, cudaStream_t stream) {
   return p.q.dtype == DType::bf16 ? enqueue<D, __nv_bfloat16>(p, stream) : enqueue<D, __half>(p, stream);
 }
 
-void fill_strides(TensorView& tensor, int heads, int dim) {
-  if (tensor.head_stride == 0) tensor.head_stride = dim;
-  if (tensor.token_stride == 0) tensor.token_stride = std::int64_t{heads} * dim;
-}
-
 Status check(const Sage3Params& p) {
-  if (p.head_dim != 64 && p.head_dim != 128)
-    return Status::unsupported("head_dim = " + std::to_string(p.head_dim) + ": the GPU quantiser does 64 and 128; use the CPU");
+  if (Status status = check_operand(p.q.dtype, p.query_heads, p.head_dim); !status.ok()) return status;
   if (p.q.dtype != p.k.dtype || p.q.dtype != p.v.dtype)
     return Status::unsupported("q, k and v have different types; on a GPU sage3 reads them all as BF16 or all as F16");
   for (const auto& [name, tensor] : {std::pair{"q", &p.q}, {"k", &p.k}, {"v", &p.v}})
@@ -331,9 +322,9 @@ Status check(const Sage3Params& p) {
 
 Status launch_sage3(const Sage3Params& params, cudaStream_t stream) {
   Sage3Params p = params;
-  fill_strides(p.q, p.query_heads, p.head_dim);
-  fill_strides(p.k, p.key_heads, p.head_dim);
-  fill_strides(p.v, p.key_heads, p.head_dim);
+  fill_dense_strides(p.q, p.query_heads, p.head_dim);
+  fill_dense_strides(p.k, p.key_heads, p.head_dim);
+  fill_dense_strides(p.v, p.key_heads, p.head_dim);
   if (Status status = check(p); !status.ok()) return status;
   return device_status(p.head_dim == 128 ? enqueue<128>(p, stream) : enqueue<64>(p, stream), "quantise for sage3");
 }

@@ -73,6 +73,17 @@ struct Pair<__half> {
   }
 };
 
+/// Eight elements of a row.
+template <class Element>
+__device__ __forceinline__ void unpack_octet(const uint4& raw, float (&x)[8]) {
+  const std::uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+  for (int p = 0; p < 4; ++p) {
+    x[2 * p] = Pair<Element>::low(words[p]);
+    x[2 * p + 1] = Pair<Element>::high(words[p]);
+  }
+}
+
 /// A lane's share of one token as it was loaded: kOctets times 8 elements.
 template <int D>
 struct Raw {
@@ -178,14 +189,7 @@ __device__ __forceinline__ std::uint32_t token_maximum(std::uint32_t bits) {
 template <class Element, int D>
 __device__ __forceinline__ void unpack(const Raw<D>& raw, Values<D>& x) {
 #pragma unroll
-  for (int h = 0; h < Raw<D>::kOctets; ++h) {
-    const std::uint32_t words[4] = {raw.octet[h].x, raw.octet[h].y, raw.octet[h].z, raw.octet[h].w};
-#pragma unroll
-    for (int p = 0; p < 4; ++p) {
-      x.octet[h][2 * p] = Pair<Element>::low(words[p]);
-      x.octet[h][2 * p + 1] = Pair<Element>::high(words[p]);
-    }
-  }
+  for (int h = 0; h < Raw<D>::kOctets; ++h) unpack_octet<Element>(raw.octet[h], x.octet[h]);
 }
 
 /// The rotation's sign bits of the lane's channels, to be combined with what `load` gives.

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "kernels/cuda/dense_strides.hpp"
 #include "kernels/cuda/device_status.hpp"
 #include "kernels/cuda/ptx/grid.cuh"
 
@@ -55,8 +56,7 @@ Status launch_clear_uncovered(const ClearParams& params, const Totals* totals, c
   for (ClearTensor& target : p.tensors) {
     if (target.tensor.data != nullptr && target.heads <= 0)
       return Status::invalid("heads = " + std::to_string(target.heads) + " of a tensor to clear must be positive");
-    if (target.tensor.head_stride == 0) target.tensor.head_stride = p.head_dim;
-    if (target.tensor.token_stride == 0) target.tensor.token_stride = static_cast<std::int64_t>(target.heads) * p.head_dim;
+    fill_dense_strides(target.tensor, target.heads, p.head_dim);
   }
   clear_uncovered<<<kBlocks, kThreads, 0, stream>>>(p, totals);
   return device_status(cudaGetLastError(), "clearing rows outside documents");

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "kernels/cuda/dense_strides.hpp"
 #include "kernels/cuda/device_status.hpp"
 #include "schedule/cuda/clear.hpp"
 
@@ -104,8 +105,7 @@ sm90::sage3::Params ForwardCall::sage3_params() const {
   params.key_means = own.key_means;
   params.mean_scores = own.mean_scores;
   params.key_rows = tensors_.k;
-  if (params.key_rows.head_stride == 0) params.key_rows.head_stride = problem_.head_dim;
-  if (params.key_rows.token_stride == 0) params.key_rows.token_stride = std::int64_t{problem_.key_heads} * problem_.head_dim;
+  fill_dense_strides(params.key_rows, problem_.key_heads, problem_.head_dim);
   params.documents = schedule_.documents;
   params.items = schedule_.forward;
   params.item_count = &schedule_.totals->forward.items;
