@@ -42,7 +42,8 @@ class Lowerer {
       made_.notes.push_back("the rotation has no effect at head dim " + std::to_string(head_dim_) +
                             "; it is defined for 64 and 128");
     if (!recipe_.trains)
-      made_.no_backward = "recipe \"" + recipe_.name() + "\" has no backward pass; for training use \"mxfp8\" or \"nvfp4\"";
+      made_.no_backward =
+          "recipe \"" + recipe_.name() + "\" has no backward pass; for training use \"" + nearest_that_trains() + "\"";
     const std::vector<Place> all = places(recipe_, !recipe_.trains);
     for (int p = 0; p < 6; ++p) {
       std::vector<Place> pair;
@@ -158,6 +159,15 @@ class Lowerer {
     if (std::find(found->layouts.begin(), found->layouts.end(), layout) == found->layouts.end()) found->layouts.push_back(layout);
   }
 
+  static bool runs_backward(const Recipe& recipe, plan::Architecture architecture) {
+    return recipe.trains && execution_gaps(recipe, architecture).empty() && backward_gaps(recipe, architecture).empty();
+  }
+
+  /// Of those that have kernels too: the others are there to be measured.
+  std::string nearest_that_trains() const {
+    return nearest_named(recipe_, [](const Recipe& r) { return runs_backward(r, plan::Architecture::sm_90); })->name;
+  }
+
   void check_execution() {
     const std::string name = recipe_.name();
     const auto joined = [](const std::vector<std::string>& gaps) {
@@ -172,11 +182,13 @@ class Lowerer {
           "recipe \"" + name + "\" has no backward pass on " + facts_.name + " (" + joined(backward) + "); the CPU backend has one";
     if (gaps.empty()) return;
     const std::string reasons = joined(gaps);
-    const bool cpu = execution_gaps(recipe_, plan::Architecture::cpu).empty();
-    const std::string nearest = cpu ? name : find_named(name.substr(0, name.find(' ')))->instead;
-    made_.not_executed = "recipe \"" + name + "\" is not executed on " + facts_.name + " by this version (" + reasons +
-                         "); the nearest that runs: \"" + nearest + "\"" +
-                         (facts_.id == plan::Architecture::cpu ? "" : " on the CPU");
+    made_.not_executed = "recipe \"" + name + "\" is not executed on " + facts_.name + " by this version (" + reasons + ")";
+    const NamedRecipe* here = nearest_named(recipe_, [this](const Recipe& r) {
+      return execution_gaps(r, facts_.id).empty() && (!recipe_.trains || runs_backward(r, facts_.id));
+    });
+    const bool on_cpu = facts_.id != plan::Architecture::cpu && execution_gaps(recipe_, plan::Architecture::cpu).empty();
+    if (here) made_.not_executed += "; the nearest that runs there: \"" + std::string(here->name) + "\"";
+    if (on_cpu) made_.not_executed += "; the CPU backend runs \"" + name + "\"";
   }
 
   const Recipe& recipe_;

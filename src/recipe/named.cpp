@@ -167,31 +167,30 @@ Recipe sage3_exact() {
 
 std::span<const NamedRecipe> named_recipes() {
   static const NamedRecipe table[] = {
-      {"bf16", "every operand in BF16: the baseline", "bf16", bf16()},
-      {"mxfp8", "E4M3, one power-of-two scale per 32 tokens, dS in BF16 (FLAMIA 8-bit, dS ours)", "mxfp8", mxfp8()},
+      {"bf16", "every operand in BF16: the baseline", bf16()},
+      {"mxfp8", "E4M3, one power-of-two scale per 32 tokens, dS in BF16 (FLAMIA 8-bit, dS ours)", mxfp8()},
       {"mxfp8-exact",
        "as mxfp8, scaled per token with sticky K and V: no later token reaches a query, in packed rows too (FLAMIA exact, ours)",
-       "mxfp8-exact", mxfp8_exact()},
-      {"nvfp4", "scores from NVFP4 Q and K, the other products as mxfp8 (FLAMIA mixed)", "nvfp4", with_nvfp4_scores(mxfp8())},
-      {"nvfp4-exact", "scores from NVFP4 Q and K, the other products as mxfp8-exact (ours)", "nvfp4-exact",
-       with_nvfp4_scores(mxfp8_exact())},
-      {"nvfp4-full", "NVFP4 everywhere, two copies of each of Q, K, V and dO (FLAMIA's ablation)", "nvfp4-full", nvfp4_full()},
-      {"sage3", "NVFP4, K and Q smoothed, two-level P; inference only (SageAttention3)", "sage3", sage3()},
+       mxfp8_exact()},
+      {"nvfp4", "scores from NVFP4 Q and K, the other products as mxfp8 (FLAMIA mixed)", with_nvfp4_scores(mxfp8())},
+      {"nvfp4-exact", "scores from NVFP4 Q and K, the other products as mxfp8-exact (ours)", with_nvfp4_scores(mxfp8_exact())},
+      {"nvfp4-full", "NVFP4 everywhere, two copies of each of Q, K, V and dO (FLAMIA's ablation)", nvfp4_full()},
+      {"sage3", "NVFP4, K and Q smoothed, two-level P; inference only (SageAttention3)", sage3()},
       {"sage3-exact",
        "as sage3, rotated instead of smoothed, V per key where the mask cuts a tile: no later token reaches a query; inference "
        "only (ours)",
-       "sage3-exact", sage3_exact()},
-      {"sagebwd", "INT8 per block, K smoothed, dO times V in BF16 (8-bit training of SageAttention3)", "sagebwd", sagebwd()},
+       sage3_exact()},
+      {"sagebwd", "INT8 per block, K smoothed, dO times V in BF16 (8-bit training of SageAttention3)", sagebwd()},
       {"fp8-tensor", "E4M3, one power-of-two scale per tensor: leaks, for comparison (cuDNN FP8, FlashAttention-3 FP8)",
-       "fp8-tensor", fp8_tensor()},
+       fp8_tensor()},
       {"mxfp8-floor", "E4M3, 32 elements a scale along each contraction, OCP floor rule: leaks, for comparison (cuDNN MXFP8)",
-       "mxfp8-floor", mxfp8_floor()},
+       mxfp8_floor()},
       {"hwfp4-direct",
        "NVFP4 scores, MXFP4 V and P, P's codes cut from the bits of the scores; inference only, for comparison (HW-FP4 "
        "FlashAttention-4)",
-       "hwfp4-direct", hwfp4_direct()},
+       hwfp4_direct()},
       {"fp8-head", "E4M3, one FP32 scale per head, no promotion; leaks, inference only, for comparison (FlashAttention-3 FP8)",
-       "fp8-head", fp8_head()},
+       fp8_head()},
   };
   return table;
 }

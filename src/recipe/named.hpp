@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The named recipes, as one table of data (docs/recipes.md).
 #pragma once
+#include <functional>
 #include <span>
 #include <string_view>
 
@@ -11,7 +12,6 @@ namespace flamia::recipe {
 struct NamedRecipe {
   const char* name;
   const char* summary;  // one line: what it is and where it comes from
-  const char* instead;  // the nearest recipe that the CPU executes; itself if it does
   Recipe recipe;
 };
 
@@ -20,5 +20,8 @@ std::span<const NamedRecipe> named_recipes();
 
 /// Null if there is no recipe of this name.
 const NamedRecipe* find_named(std::string_view name);
+
+/// The named recipe with the fewest members that differ from `recipe`, of those that `fits` takes; null if it takes none.
+const NamedRecipe* nearest_named(const Recipe& recipe, const std::function<bool(const Recipe&)>& fits);
 
 }  // namespace flamia::recipe

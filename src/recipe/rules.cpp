@@ -114,7 +114,8 @@ bool approximate(Exp2 kind) { return kind == Exp2::mitchell || kind == Exp2::sch
 
 constexpr RecipeRule kRecipeRules[] = {
     {[](const Recipe& r) { return r.trains && approximate(r.softmax.exp2); },
-     "exp2 mitchell, schraudolph and direct are approximations for inference; a recipe that trains uses hardware or poly"},
+     "exp2 mitchell, schraudolph and direct are approximations for inference; a recipe that trains uses hardware or poly "
+     "(trains=off asks for inference alone)"},
     {[](const Recipe& r) {
        return r.softmax.exp2 == Exp2::direct && (r.p.first.element != Element::e2m1 || r.p.first.group.kind != Kind::blocks);
      },

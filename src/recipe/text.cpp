@@ -90,6 +90,18 @@ Status apply(const std::string& token, Recipe* made) {
 
 }  // namespace
 
+const NamedRecipe* recipe::nearest_named(const Recipe& recipe, const std::function<bool(const Recipe&)>& fits) {
+  const NamedRecipe* best = nullptr;
+  int fewest = 0;
+  for (const NamedRecipe& named : named_recipes()) {
+    const int differ = differing_members(named.recipe, recipe);
+    if (!fits(named.recipe) || (best && differ >= fewest)) continue;
+    best = &named;
+    fewest = differ;
+  }
+  return best;
+}
+
 std::string Recipe::name() const {
   const NamedRecipe* best = nullptr;
   std::vector<std::string> fewest;

@@ -70,7 +70,10 @@ bool read_form(std::string_view text, Quantisation* form) {
 
 template <auto Operand, auto Use>
 constexpr TextField form_field(const char* key) {
-  return {key, "a form such as e4m3/32xall/ue8m0/ceil, with /sticky or /x0.5 (tensor scale) behind it; or bf16",
+  return {key,
+          "a form such as e4m3/32xall/ue8m0/ceil: element (e4m3, e5m2, e2m1, int8), group (tensor, head, constant or rows x "
+          "columns), scale (ue8m0, e4m3, f32, none), "
+          "rule (ceil, floor, amax, amax_or_smaller, two_level, none), with /sticky or /x0.5 (tensor scale) behind it; or bf16",
           [](const Recipe& r) { return form_text(r.*Operand.*Use); },
           [](std::string_view text, Recipe* r) { return read_form(text, &(r->*Operand.*Use)); }};
 }

@@ -83,7 +83,7 @@ TEST(Plan, RefusesRecipes) {
   inference.training = false;
   const Status no_backward = create(small_problem(), {}, "sage3");
   EXPECT_EQ(no_backward.code(), StatusCode::unsupported);
-  EXPECT_THAT(no_backward.message(), AllOf(HasSubstr("sage3"), HasSubstr("mxfp8")));
+  EXPECT_THAT(no_backward.message(), AllOf(HasSubstr("sage3"), HasSubstr("nvfp4")));
   EXPECT_EQ(create(small_problem(), {}, "mxfp8 ref=phase32 p1=e5m2/constant/none/none p2=e5m2/constant/none/none").code(),
             StatusCode::unsupported);
   Recipe broken = recipe_named("mxfp8");

@@ -268,8 +268,20 @@ TEST(Lower, RefusalsNameTheNearestThatRuns) {
     return status.message();
   };
   EXPECT_THAT(message("nvfp4-full p1=e5m2/constant/none/none v1=e5m2/1xall/ue8m0/ceil", true),
-              AllOf(HasSubstr("is not executed on cpu by this version (P or dS is E5M2)"), HasSubstr("runs: \"nvfp4-full\"")));
-  EXPECT_THAT(message("sage3", true), HasSubstr("recipe \"sage3\" has no backward pass; for training use \"mxfp8\" or \"nvfp4\""));
+              AllOf(HasSubstr("is not executed on cpu by this version (P or dS is E5M2)"),
+                    HasSubstr("the nearest that runs there: \"nvfp4-full\"")));
+  for (const auto& [inference, trains] : {std::pair{"sage3", "nvfp4"},
+                                          {"sage3-exact", "nvfp4"},
+                                          {"hwfp4-direct", "nvfp4"},
+                                          {"fp8-head", "mxfp8"},
+                                          {"sagebwd smooth-q=on trains=off", "sagebwd"},
+                                          {"mxfp8-exact trains=off exp2=mitchell", "mxfp8-exact"}})
+    EXPECT_THAT(message(inference, true), HasSubstr(std::string("has no backward pass; for training use \"") + trains + "\""));
+  for (const auto& [here, there] :
+       {std::pair{"sage3-exact", "sage3"}, {"nvfp4-full", "nvfp4"}, {"mxfp8-floor", "mxfp8"}, {"sagebwd rotate=on", "sagebwd"}})
+    EXPECT_THAT(lower(parsed(here), Architecture::sm_90, 128).not_executed,
+                AllOf(HasSubstr(std::string("the nearest that runs there: \"") + there + "\""),
+                      HasSubstr(std::string("the CPU backend runs \"") + here)));
   EXPECT_TRUE(can_run(parsed("sage3"), Architecture::cpu, 128, false).ok());
   EXPECT_THAT(message("mxfp8 trains=off", true), HasSubstr("has no backward pass"));
   EXPECT_TRUE(can_run(parsed("mxfp8 trains=off"), Architecture::cpu, 128, false).ok());
