@@ -65,11 +65,8 @@ Shape shape_of(const Packing& packing, MaskReach reach, int forward_tile, int ba
   return shape;
 }
 
-void build_and_compare(const Packing& packing, MaskReach reach, int forward_tile = 192, int backward_tile = 128,
-                       bool by_position = true) {
-  Shape shape = shape_of(packing, reach, forward_tile, backward_tile);
-  shape.blocks_by_position = by_position;
-  Built built(shape, packing.cu_seqlens);
+void build_and_compare(const Packing& packing, MaskReach reach, int forward_tile = 192, int backward_tile = 128) {
+  Built built(shape_of(packing, reach, forward_tile, backward_tile), packing.cu_seqlens);
   built.run();
   expect_matches(built, model_schedule(built.shape, packing.cu_seqlens));
 }
@@ -91,7 +88,7 @@ TEST_F(Schedule, FuzzedPackings) {
   Random random(7);
   for (int n = 0; n < 1000 && !HasFailure(); ++n)
     build_and_compare(random_packing(random, 4000, 30), random_reach(random), below(random, 2) ? 192 : 128,
-                      below(random, 4) ? 128 : 0, below(random, 4));
+                      below(random, 4) ? 128 : 0);
 }
 
 TEST_F(Schedule, NoTokensNoDocuments) {
@@ -106,7 +103,7 @@ TEST_F(Schedule, ManyShortDocuments) {  // past the block sort
   for (std::int32_t& length : lengths) length = static_cast<std::int32_t>(below(random, 200));
   lengths[4000] = 30000;
   build_and_compare(pack(lengths, 17), reach_of(true, -1, -1));
-  build_and_compare(pack(lengths), reach_of(false, 300, 20), 128, 0, false);
+  build_and_compare(pack(lengths), reach_of(false, 300, 20), 128, 0);
 }
 
 TEST_F(Schedule, OneLongDocument) {

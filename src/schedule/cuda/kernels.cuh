@@ -27,7 +27,6 @@ struct ExpandParams {
   std::int32_t documents;
   std::int32_t block_capacity;
   int position_bits;  // keys of token blocks are below 2^position_bits
-  bool by_position;
   ListSpec forward, backward;
   Workspace memory;
 };
@@ -290,7 +289,7 @@ __global__ __launch_bounds__(kThreads) void expand_and_sort(const ExpandParams p
     const auto make = [&](std::int32_t i, TokenBlock& block) {
       const KeyedBlock made = make_token_block(p, i);
       block = made.block;
-      return p.by_position ? made.key : 0;
+      return made.key;
     };
     if (p.block_capacity <= kThreads)
       sort_in_block<kFewItems>(p.block_capacity, p.position_bits, make, p.memory.unsorted_blocks, p.memory.blocks, &memory);
@@ -308,8 +307,8 @@ __global__ __launch_bounds__(kThreads) void expand_token_blocks(const ExpandPara
   const auto i = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
   if (i >= p.block_capacity) return;
   const KeyedBlock made = make_token_block(p, i);
-  (p.by_position ? p.memory.unsorted_blocks : p.memory.blocks)[i] = made.block;
-  if (p.by_position) p.memory.keys[i] = made.key;
+  p.memory.unsorted_blocks[i] = made.block;
+  p.memory.keys[i] = made.key;
 }
 
 __global__ __launch_bounds__(kThreads) void expand_items(const ExpandParams p, bool keys) {

@@ -152,25 +152,22 @@ Status launch(const Shape& shape, const std::int32_t* cu_seqlens, void* workspac
   }
   document_table<<<chunks, kThreads, 0, stream>>>(table);
   const std::int64_t blocks = block_capacity(shape);
-  const ExpandParams expand{
-      documents, static_cast<std::int32_t>(blocks), position_bits(shape), shape.blocks_by_position, forward, backward, w};
+  const ExpandParams expand{documents, static_cast<std::int32_t>(blocks), position_bits(shape), forward, backward, w};
   if (fits_block_sort(shape)) {
     expand_and_sort<<<3, kThreads, 0, stream>>>(expand);
     return device_status(cudaGetLastError(), "schedule");
   }
   const auto grid = [](std::int64_t threads) { return static_cast<unsigned>((threads + kThreads - 1) / kThreads); };
-  cudaError_t error = cudaSuccess;
   std::size_t sort_bytes = w.sort_bytes;
   expand_token_blocks<<<grid(blocks), kThreads, 0, stream>>>(expand);
-  if (shape.blocks_by_position)
-    error = sort_on_device(w.sort_memory, sort_bytes, w.keys, w.sorted_keys, w.unsorted_blocks, w.blocks, blocks,
-                           position_bits(shape), stream);
+  cudaError_t error = sort_on_device(w.sort_memory, sort_bytes, w.keys, w.sorted_keys, w.unsorted_blocks, w.blocks, blocks,
+                                     position_bits(shape), stream);
   for (const bool keys : {false, true}) {
     const ListSpec& spec = keys ? backward : forward;
     if (spec.capacity == 0 || error != cudaSuccess) continue;
     expand_items<<<grid(spec.capacity), kThreads, 0, stream>>>(expand, keys);
-    error = sort_on_device(w.sort_memory, sort_bytes, w.keys, w.sorted_keys, w.unsorted, (keys ? w.backward : w.forward).items,
-                           spec.capacity, spec.cost_bits, stream);
+    cudaError_t error = sort_on_device(w.sort_memory, sort_bytes, w.keys, w.sorted_keys, w.unsorted,
+                                       (keys ? w.backward : w.forward).items, spec.capacity, spec.cost_bits, stream);
   }
   return device_status(error != cudaSuccess ? error : cudaGetLastError(), "schedule");
 }

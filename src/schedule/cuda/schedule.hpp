@@ -66,9 +66,6 @@ struct Shape {
   /// Documents of at most so many backward items keep them together in the list, by the cost of their first one: what the items read is then still
   /// in the L2 cache. Longer documents' items go by their own cost, dearest first, so that the last ones to end are small.
   int backward_together = 16;
-  /// Block table by position, then document, instead of document, then position: the quantiser's prefix maxima then wait less, since
-  /// neighbours in the table belong to different documents. Not worth the sort where nothing needs prefix maxima.
-  bool blocks_by_position = true;
 };
 
 /// Words for kernels that claim items one by one; the launch sets them to zero.
@@ -77,8 +74,9 @@ inline constexpr int kCounters = 32;
 /// The finished schedule: pointers into the caller's workspace.
 struct View {
   const sm90::Document* documents;  // [shape.documents]
-  const TokenBlock* blocks;         // [block_capacity]
-  const sm90::WorkItem* forward;    // [Totals::forward.items]
+  const TokenBlock*
+      blocks;  // [block_capacity], by position, then document: neighbours, of different documents, wait less for prefix maxima
+  const sm90::WorkItem* forward;  // [Totals::forward.items]
   const sm90::WorkItem* backward;
   const Totals* totals;
   std::int32_t* counters;  // [kCounters]

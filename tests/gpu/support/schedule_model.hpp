@@ -77,9 +77,8 @@ inline ScheduleModel model_schedule(const schedule::gpu::Shape& shape, const std
   }
   totals.covered_end = reached;
   totals.slots = slot;
-  if (shape.blocks_by_position)
-    std::stable_sort(model.blocks.begin(), model.blocks.end(),
-                     [](const TokenBlock& a, const TokenBlock& b) { return a.position < b.position; });
+  std::stable_sort(model.blocks.begin(), model.blocks.end(),
+                   [](const TokenBlock& a, const TokenBlock& b) { return a.position < b.position; });
   for (int i = 0; i < kTailBlocks; ++i) model.blocks.push_back({reached, slot + i * sm90::kBlock, 0, 0});
   totals.token_blocks = static_cast<std::int32_t>(model.blocks.size());
   model.forward = model_list(model, shape.reach, false, shape.forward_tile, schedule::kTile, 0, &totals.forward);
