@@ -2,6 +2,7 @@
 // Test operands for the forward kernel: seeded random tokens, quantised by a plain (slow) quantiser straight into the kernel's layouts.
 #pragma once
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
@@ -58,8 +59,9 @@ enum class Scales {
   tensor,
   block,
   sticky_block,
-  token
-};  // fp8-tensor, mxfp8, mxfp8 with sticky K and V, mxfp8-exact (sticky K and V)
+  token,
+  nvfp4
+};  // fp8-tensor, mxfp8, mxfp8 with sticky K and V, mxfp8-exact (sticky K and V), nvfp4-exact
 
 /// What the random tokens look like; all values pass through BF16.
 struct Data {
@@ -148,11 +150,11 @@ __global__ void group_exponents(Packed p, Scales scales, std::uint8_t* exponents
   if (unit >= p.document_count * p.heads) return;
   const Document doc = p.documents[unit % p.document_count];
   std::uint8_t* const e = exponents + unit / p.document_count * p.slots + doc.slot_start;
-  if (scales == Scales::tensor) {
-    for (int i = 0; i < doc.length; ++i) e[i] = 127 - 6;
+  if (scales == Scales::tensor || (scales == Scales::nvfp4 && p.operand != 2)) {
+    for (int i = 0; i < doc.length; ++i) e[i] = scales == Scales::tensor ? 127 - 6 : 127;
     return;
   }
-  if (scales != Scales::token) {
+  if (scales != Scales::token && scales != Scales::nvfp4) {
     for (int i = 0; i < doc.length; i += 32) {
       int top = 0;
       for (int j = i; j < min(i + 32, doc.length); ++j) top = max(top, static_cast<int>(e[j]));
@@ -187,6 +189,28 @@ __global__ void encode(Packed p, Data data, const std::uint8_t* exponents, std::
   }
 }
 
+/// Q or K of NVFP4: code times scale in FP16, scales of 16 channels by amax / 6.
+__global__ void encode_nvfp4(Packed p, Data data, std::uint8_t* halves) {
+  const Document doc = p.documents[blockIdx.y];
+  const std::int64_t total = static_cast<std::int64_t>(doc.length) * p.heads * (p.d / 16);
+  for (std::int64_t i = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x; i < total;
+       i += static_cast<std::int64_t>(gridDim.x) * blockDim.x) {
+    const int first = i % (p.d / 16) * 16, position = i / (p.d / 16) % doc.length, head = i / (p.d / 16) / doc.length;
+    const std::int64_t slot = doc.slot_start + position;
+    float x[16], amax = 0;
+    for (int c = 0; c < 16; ++c) {
+      x[c] = element(data, p.operand, blockIdx.y, position, head, first + c, p.d);
+      amax = fmaxf(amax, fabsf(x[c]));
+    }
+    const float s = fmaxf(static_cast<float>(__nv_fp8_e4m3(amax / 6)), 0x1p-9f);
+    for (int c = 0; c < 16; ++c) {
+      const float y = fminf(fabsf(x[c]) / s, 6.0f), step = y < 2 ? 0.5f : y < 4 ? 1.0f : 2.0f;
+      const std::int64_t at = (head * p.slots + slot / 8 * 8) * p.d + (first + c) / 8 * 64 + slot % 8 * 8 + c % 8;
+      reinterpret_cast<__half*>(halves)[at] = __float2half_rn(copysignf(rintf(y / step) * step * s, x[c]));
+    }
+  }
+}
+
 /// Operands, tables, results of one problem on the device.
 struct Problem {
   Shape shape;
@@ -213,7 +237,8 @@ struct Problem {
         items(make_items(documents, left, right, query_tile)),
         document_table(documents.size()),
         item_table(items.size()),
-        codes{Buffer<std::uint8_t>(s.query_heads * slots * s.head_dim), Buffer<std::uint8_t>(s.key_heads * slots * s.head_dim),
+        codes{Buffer<std::uint8_t>(s.query_heads * slots * s.head_dim * score_bytes()),
+              Buffer<std::uint8_t>(s.key_heads * slots * s.head_dim * score_bytes()),
               Buffer<std::uint8_t>(s.key_heads * slots * s.head_dim)},
         exponents{Buffer<std::uint8_t>(s.query_heads * slots), Buffer<std::uint8_t>(s.key_heads * slots),
                   Buffer<std::uint8_t>(s.key_heads * slots)},
@@ -225,6 +250,8 @@ struct Problem {
     item_table.from(items);
     words.from({static_cast<std::int32_t>(items.size()), 0, 0});
   }
+
+  int score_bytes() const { return scales == Scales::nvfp4 ? 2 : 1; }  // of an element of Q and K
 
   static std::vector<Document> make_documents(const Shape& s) {
     std::vector<Document> documents;
@@ -261,7 +288,10 @@ struct Problem {
       const dim3 grid(std::max<int>(1, 2048 / p.document_count), p.document_count);
       token_exponents<<<grid, 256>>>(p, data, exponents[operand].data);
       group_exponents<<<(p.document_count * heads + 63) / 64, 64>>>(p, scales, exponents[operand].data);
-      encode<<<grid, 256>>>(p, data, exponents[operand].data, codes[operand].data);
+      if (scales == Scales::nvfp4 && operand != 2)
+        encode_nvfp4<<<grid, 256>>>(p, data, codes[operand].data);
+      else
+        encode<<<grid, 256>>>(p, data, exponents[operand].data, codes[operand].data);
     }
     CUDA_CHECK(cudaGetLastError());
     CUDA_CHECK(cudaDeviceSynchronize());
@@ -270,7 +300,7 @@ struct Problem {
   ForwardConfig config() const {
     ForwardConfig c;
     c.head_dim = shape.head_dim;
-    c.scale_group = scales == Scales::token ? ScaleGroup::token : ScaleGroup::block;
+    c.scale_group = scales == Scales::nvfp4 ? ScaleGroup::nvfp4 : scales == Scales::token ? ScaleGroup::token : ScaleGroup::block;
     return c;
   }
 

@@ -34,10 +34,12 @@ struct Config {
   static constexpr int kRowsPerConsumer = 64;
   static constexpr int kQueryTile = kConsumers * kRowsPerConsumer;
   static constexpr int kScoreBytes = kScaleGroup == ScaleGroup::nvfp4 ? 2 : 1;  // of an element of Q and K
-  static constexpr bool kLarge =
-      kHeadDim * kScoreBytes == 256;  // shared memory is short: one buffer of queries, which rows leave through
+
+  // Shared memory is short: one buffer of queries, whose thirds are refilled each for itself, by a warp of their own.
+  static constexpr bool kLarge = kHeadDim * kScoreBytes == 256;
   static constexpr int kStages = kLarge ? 3 : kHeadDim == 128 ? 4 : 5;
   static constexpr int kQueryBuffers = kLarge ? 1 : 2;
+  static constexpr int kQueryBarriers = kLarge ? kConsumers : kQueryBuffers;  // what is announced apart
   static constexpr int kWorkSlots = 2;
 
   // A ticket is taken when the copy warp has this many tiles of the running item left: early enough to hide the way from ticket to
@@ -59,7 +61,8 @@ struct Config {
   static constexpr int kKeyBytes = kKeyTile * kHeadDim * kScoreBytes;
   static constexpr int kValueBytes = kTokenGroups * kValueGroupStride;
   static constexpr int kQueryBytes = kQueryTile * kHeadDim * kScoreBytes;
-  static constexpr int kRowsOutBytes = 16 * 128;  // a warp's: 16 rows x 64 channels on their way out
+  static constexpr int kRowsOut = kLarge ? 8 : 16;  // of a warp's rows, 64 channels of each, on their way out
+  static constexpr int kRowsOutBytes = kRowsOut * 128;
 
   // Scale exponents a tile carries: one entry per token-block or per token.
   static constexpr int kScaleEntries = kScaleGroup == ScaleGroup::block ? kKeyTile / kBlock : kKeyTile;

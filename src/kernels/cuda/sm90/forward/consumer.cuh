@@ -30,6 +30,12 @@ struct Consumer {
   Ring<Config::kQueryBuffers> query;
   Ring<Config::kStages> stage;
 
+  /// Which third of the queries' buffer is its own, and which barriers tell of it.
+  __device__ __forceinline__ int third() const { return Config::kLarge ? index : group; }
+  __device__ __forceinline__ std::uint32_t query_barrier() const {
+    return Config::kLarge ? static_cast<std::uint32_t>(index) : query.slot;
+  }
+
   /// One lane of every warp hands buffers back: a warp's own reads, of operands and of exponents, come before its own arrival.
   __device__ __forceinline__ bool elected() const { return lane == 0; }
 };
@@ -84,7 +90,7 @@ __device__ __forceinline__ void leave_together(const Consumer<Config>& self) {
 template <class Config>
 __device__ __forceinline__ void begin_rows(RowState<Config>& state, Storage<Config>& storage, const Consumer<Config>& self) {
   const float* const scale =
-      storage.query_scale[self.query.slot] + Config::kRowsPerConsumer * self.group + 16 * self.warp + self.lane / 4;
+      storage.query_scale[self.query.slot] + Config::kRowsPerConsumer * self.third() + 16 * self.warp + self.lane / 4;
   constexpr float sign = Config::kReference == RowReference::tilesum ? -1.0f : 1.0f;  // is_careful
   storage.row_scale[128 * self.index + self.thread] = {copysignf(scale[0], sign), copysignf(scale[8], sign)};
 #pragma unroll
@@ -251,6 +257,9 @@ __device__ __forceinline__ bool attend_tile(Storage<Config>& storage, Consumer<C
   ptx::fence_registers(partial.first);
   __syncwarp();
   if (self.elected()) ptx::barrier_arrive(&storage.tile_free[slot]);
+  if constexpr (Config::kLarge) {  // the next queries come while the rows leave
+    if (tile == last_visited && self.elected()) ptx::barrier_arrive(&storage.query_free[self.index]);
+  }
   self.stage = next;
 
   if (scaled_values) {
@@ -294,13 +303,14 @@ __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Conf
   const TileRange all = tile_range(window, work.first, Config::kQueryTile, work.length);
   const TileRange own =  // in front of the document counts as behind it: nothing
       tile_range(window, first_query < 0 ? work.length : first_query, Config::kRowsPerConsumer, work.length);
-  std::uint64_t* const query_free = &storage.query_free[self.query.slot];
+  std::uint64_t* const query_ready = &storage.query_ready[self.query_barrier()];
+  std::uint64_t* const query_free = &storage.query_free[self.query_barrier()];
   const int divided =
       Config::kFoldValues ? divided_tile(window, work.first, work.length, Config::kRowsPerConsumer, Config::kConsumers) : kNoTile;
 
   if (own.last < own.first) {  // the warpgroup's queries lie outside the document
     if (self.warp == 0) {
-      ptx::barrier_wait(&storage.query_ready[self.query.slot], self.query.parity);
+      ptx::barrier_wait(query_ready, self.query.parity);
       if (self.elected()) ptx::barrier_arrive_many(query_free, kWarpsPerConsumer);
     }
     skip_tiles<Config>(storage, self, all.last, all.first, divided);
@@ -309,7 +319,7 @@ __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Conf
   }
 
   std::uint8_t* const queries =
-      storage.query[self.query.slot] + self.group * (Config::kRowsPerConsumer * Config::kHeadDim * Config::kScoreBytes);
+      storage.query[self.query.slot] + self.third() * (Config::kRowsPerConsumer * Config::kHeadDim * Config::kScoreBytes);
   const Item item{ptx::descriptor_low(queries, QueryOperand<Config>::kLayout),
                   first_query,
                   work.length,
@@ -320,7 +330,7 @@ __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Conf
                   work.head * params.slots + work.slot_start};
 
   skip_tiles<Config>(storage, self, all.last, own.last + 1, divided);
-  ptx::barrier_wait(&storage.query_ready[self.query.slot], self.query.parity);
+  ptx::barrier_wait(query_ready, self.query.parity);
   RowState<Config> state;
   begin_rows<Config>(state, storage, self);
   ptx::barrier_wait(&storage.tile_ready[self.stage.slot], self.stage.parity);
@@ -336,18 +346,11 @@ __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Conf
     if (part == Part::rest) break;
     part = pass_divided<Config>(storage, self, item, part, tile, own.first);
   }
-  if constexpr (Config::kLarge) {
-    leave_together<Config>(self);  // every warp has done its last scores
-    store_rows<Config>(params, work, state, unit, queries + self.warp * Config::kRowsOutBytes, first_query + 16 * self.warp,
-                       self.lane);
-    ptx::fence_before_async_use();  // the next queries are copied to where the rows were
-    __syncwarp();
+  if constexpr (!Config::kLarge) {  // otherwise free since the last scores
     if (self.elected()) ptx::barrier_arrive(query_free);
-  } else {
-    if (self.elected()) ptx::barrier_arrive(query_free);
-    store_rows<Config>(params, work, state, unit, storage.rows_out[kWarpsPerConsumer * self.index + self.warp],
-                       first_query + 16 * self.warp, self.lane);
   }
+  store_rows<Config>(params, work, state, unit, storage.rows_out[kWarpsPerConsumer * self.index + self.warp],
+                     first_query + 16 * self.warp, self.lane);
   if (own.first > all.first) {
     skip_tiles<Config>(storage, self, own.first - 1, all.first, divided);
     leave_together<Config>(self);

@@ -23,35 +23,41 @@ template <class Config>
 __device__ __forceinline__ void store_channels(const ForwardParams& params, const Work& work, const float* output,
                                                const float (&inverse)[2], std::uint8_t* stage, int channel, int first_row,
                                                int lane) {
-  const int row = lane % 16;  // of the matrix row that this lane addresses
+  constexpr int kRows = Config::kRowsOut, kHalves = kRows / 8;  // at once: both halves of the warp's rows, or one
+  constexpr int kChunks = 4 / kHalves, kLoads = kRows / 4;      // of a store, of a lane
+  const int row = lane % kRows;                                 // of the matrix row that this lane addresses
   const std::uint32_t at = ptx::shared_address(stage) + row * 128;
-#pragma unroll
-  for (int pair = 0; pair < 4; ++pair) {  // two chunks, both halves of the rows
-    std::uint32_t word[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float* const two = output + 8 * pair + 4 * (i / 2) + 2 * (i % 2);
-      word[i] = pack_bf16(two[0] * inverse[i % 2], two[1] * inverse[i % 2]);
-    }
-    ptx::store_matrices(at + ((2 * pair + lane / 16 ^ row % 8) << 4), word[0], word[1], word[2], word[3]);
-  }
-  __syncwarp();
   const int chunk = lane % 8;
-  const std::int64_t first_token = static_cast<std::int64_t>(work.token_start) + first_row;
   auto* const out = static_cast<std::uint8_t*>(params.output) + 2 * (work.head * Config::kHeadDim + channel + 8 * chunk);
-  uint4 data[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int r = 4 * i + lane / 8;
-    data[i] = *reinterpret_cast<const uint4*>(stage + r * 128 + ((chunk ^ r % 8) << 4));
-  }
+  for (int first = 0; first < 16; first += kRows) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int r = 4 * i + lane / 8;
-    if (first_row + r < work.length)
-      *reinterpret_cast<uint4*>(out + (first_token + r) * (2 * Config::kHeadDim * params.query_heads)) = data[i];
+    for (int some = 0; some < 8; some += kChunks) {
+      std::uint32_t word[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int half = first / 8 + i % kHalves;
+        const float* const two = output + 4 * (some + i / kHalves) + 2 * half;
+        word[i] = pack_bf16(two[0] * inverse[half], two[1] * inverse[half]);
+      }
+      ptx::store_matrices(at + ((some + lane / kRows ^ row % 8) << 4), word[0], word[1], word[2], word[3]);
+    }
+    __syncwarp();
+    const std::int64_t first_token = static_cast<std::int64_t>(work.token_start) + first_row + first;
+    uint4 data[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int r = 4 * i + lane / 8;
+      data[i] = *reinterpret_cast<const uint4*>(stage + r * 128 + ((chunk ^ r % 8) << 4));
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int r = 4 * i + lane / 8;
+      if (first_row + first + r < work.length)
+        *reinterpret_cast<uint4*>(out + (first_token + r) * (2 * Config::kHeadDim * params.query_heads)) = data[i];
+    }
+    __syncwarp();
   }
-  __syncwarp();
 }
 
 /// Stores the warp's 16 rows, those inside the document. `first_row` is the warp's first position in the document.

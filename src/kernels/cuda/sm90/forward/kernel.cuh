@@ -4,6 +4,7 @@
 //   time ->            item n                                                          item n + 1
 //   scheduler warp     ticket, item, document: when the copy warp comes near the end of an item ...........
 //   copy warp          Q | K V exponents of tile t | t-1 | t-2 | ... (as stages become free) | Q | K V ...
+//   query warp     NVFP4, d = 128: Q of a consumer as soon as it has no use for its old one ................
 //   folding warps      token-blocks: V of tile t with one exponent | t-1 | ... (most tiles have it already)
 //   consumer 0         S(t) softmax PV(t) promote | S(t-1) softmax PV promote | ... | rows leave | S ...
 //   consumer 1             S(t) softmax PV(t) promote | ...              the three drift apart by themselves: one
@@ -36,11 +37,12 @@ __device__ __forceinline__ void prepare(Storage<Config>& storage) {
     constexpr int consumer_warps = kWarpsPerConsumer * Config::kConsumers;
     for (int i = 0; i < Config::kWorkSlots; ++i) {
       ptx::barrier_init(&storage.work_ready[i], 1);
-      ptx::barrier_init(&storage.work_taken[i], consumer_warps + 1);  // every consumer warp, the copy warp near its next item's end
+      // every consumer warp, the copy warp near its next item's end, the query warp
+      ptx::barrier_init(&storage.work_taken[i], consumer_warps + 1 + (Config::kLarge ? 1 : 0));
     }
-    for (int i = 0; i < Config::kQueryBuffers; ++i) {
+    for (int i = 0; i < Config::kQueryBarriers; ++i) {
       ptx::barrier_init(&storage.query_ready[i], kWarp);
-      ptx::barrier_init(&storage.query_free[i], consumer_warps);
+      ptx::barrier_init(&storage.query_free[i], Config::kLarge ? kWarpsPerConsumer : consumer_warps);
     }
     for (int i = 0; i < Config::kStages; ++i) {
       ptx::barrier_init(&storage.tile_ready[i], kWarp + Config::kFoldingWarps);
@@ -64,6 +66,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) forward_kernel(const __gr
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (warp == 0 && lane == 0) schedule<Config>(params, storage);
     if (warp == 1) copy_operands<Config>(params, storage, lane);
+    if constexpr (Config::kLarge) {
+      if (warp == 2) copy_queries_apart<Config>(params, storage, lane);
+    }
     if constexpr (Config::kFoldValues) {
       if (warp >= 2) fold_values<Config>(storage, warp - 2, lane);
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two roles of the loader warpgroup: the scheduler warp hands out work, the copy warp brings operands and exponents.
+// The roles of the loader warpgroup: the scheduler warp hands out work, the copy warp brings operands and exponents; where shared memory is short
+// (NVFP4, d = 128) the query warp brings Q.
 #pragma once
 #include <cstdint>
 
@@ -82,6 +83,57 @@ __device__ __forceinline__ void copy_queries(const ForwardParams& params, Storag
     ptx::barrier_arrive(&storage.query_ready[slot]);
   __syncwarp();
   state.query.advance();
+}
+
+/// Whether the phase of this parity has completed, for every lane; unlike barrier_passed it does not wait a while first.
+__device__ __forceinline__ bool all_passed_now(ptx::Barrier* barrier, std::uint32_t parity) {
+  return __all_sync(kFullWarp, cuda::ptx::mbarrier_test_wait_parity(barrier, parity));
+}
+
+/// Query warp: each consumer's 64 queries for themselves, as soon as it has formed the last scores of its item before.
+template <class Config>
+__device__ __forceinline__ void copy_queries_apart(const ForwardParams& params, Storage<Config>& storage, int lane) {
+  constexpr int kRow = Config::kHeadDim * Config::kScoreBytes, kBytes = Config::kRowsPerConsumer * kRow;
+  constexpr int per_lane = Config::kRowsPerConsumer / 32;
+  constexpr std::uint32_t kPause = 64;  // nanoseconds
+  Ring<Config::kWorkSlots> ring;
+  Ring<1> places;
+  for (int turn = 0;; turn = turn == Config::kConsumers - 1 ? 0 : turn + 1) {
+    ptx::barrier_wait_asleep(&storage.work_ready[ring.slot], ring.parity, kSleep);
+    const Work work = storage.work[ring.slot];
+    __syncwarp();
+    if (lane == 0) ptx::barrier_arrive(&storage.work_taken[ring.slot]);
+    ring.advance();
+    if (work.length < 0) return;
+    const std::int64_t row = work.head * params.slots + work.slot_start + work.first;
+    std::uint32_t pending = (1u << Config::kConsumers) - 1;
+    while (true) {
+#pragma unroll 1
+      for (int place = 0; place < Config::kConsumers; ++place) {
+        if ((pending >> place & 1) == 0) continue;
+        if (!all_passed_now(&storage.query_free[place], places.parity ^ 1)) continue;
+        pending ^= 1u << place;
+        const int group = place + turn < Config::kConsumers ? place + turn : place + turn - Config::kConsumers;
+        const int first = Config::kRowsPerConsumer * group;
+        const bool present = work.first + first >= 0;  // otherwise in front of the document, as a whole
+        if (present && lane == 0)
+          ptx::bulk_copy(storage.query[0] + place * kBytes, params.query_codes + (row + first) * kRow, kBytes,
+                         &storage.query_ready[place]);
+#pragma unroll
+        for (int i = 0; i < per_lane; ++i) {
+          const int byte = present ? __ldg(params.query_exponents + row + first + 32 * i + lane) : 0;
+          storage.query_scale[0][Config::kRowsPerConsumer * place + 32 * i + lane] = query_scale(params.softmax_scale, byte);
+        }
+        if (present && lane == 0)  // every lane arrives for the scales that it wrote
+          ptx::barrier_arrive_expect(&storage.query_ready[place], kBytes);
+        else
+          ptx::barrier_arrive(&storage.query_ready[place]);
+      }
+      if (pending == 0) break;
+      __nanosleep(kPause);
+    }
+    places.advance();
+  }
 }
 
 /// The tile's values: one copy a token group, for the ones between the groups stay.
@@ -174,7 +226,7 @@ __device__ __forceinline__ void copy_operands(const ForwardParams& params, Stora
       return;
     }
 
-    copy_queries<Config>(params, storage, state, work, lane);
+    if constexpr (!Config::kLarge) copy_queries<Config>(params, storage, state, work, lane);
     const TileRange range = tile_range(window, work.first, Config::kQueryTile, work.length);
     const int ask_at = range.last - range.first < Config::kTilesAhead ? range.last : range.first + Config::kTilesAhead - 1;
     const int divided =

@@ -51,12 +51,12 @@ struct Storage {
   float2 mixed_sums[128 * Config::kConsumers];   // row sums of a mixed tile
   float2 value_scale[128 * Config::kConsumers];  // of the partial O wherever it is not one: 2^(value exponent - unit)
 
-  alignas(128) std::uint8_t rows_out[Config::kLarge ? 1 : kWarpsPerConsumer * Config::kConsumers][Config::kRowsOutBytes];
+  alignas(128) std::uint8_t rows_out[kWarpsPerConsumer * Config::kConsumers][Config::kRowsOutBytes];
 
-  std::uint64_t work_ready[Config::kWorkSlots];      // scheduler -> copy warp and consumers
-  std::uint64_t work_taken[Config::kWorkSlots];      // ... -> scheduler
-  std::uint64_t query_ready[Config::kQueryBuffers];  // copy engine and copy warp (scales) -> consumers
-  std::uint64_t query_free[Config::kQueryBuffers];   // consumers -> copy warp
+  std::uint64_t work_ready[Config::kWorkSlots];       // scheduler -> copy warp and consumers
+  std::uint64_t work_taken[Config::kWorkSlots];       // ... -> scheduler
+  std::uint64_t query_ready[Config::kQueryBarriers];  // copy engine and copy or query warp (scales) -> consumers
+  std::uint64_t query_free[Config::kQueryBarriers];   // consumers -> copy or query warp
   std::uint64_t tile_ready[Config::kStages];  // copy engine (keys and values), copy warp (exponents), folding warps -> consumers
   std::uint64_t tile_free[Config::kStages];   // consumers -> copy warp
   std::uint64_t

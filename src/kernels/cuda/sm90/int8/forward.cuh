@@ -14,6 +14,7 @@ namespace flamia::sm90::int8 {
 template <int kHeadDim_>
 struct Forward {
   static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kRowsOut = 16;  // forward/epilogue.cuh
   static constexpr int kConsumers = 3;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kConsumerRegisters = 160, kCopyRegisters = 32;
@@ -31,7 +32,7 @@ struct Forward {
   };
   using Tail = NoTail;
   struct Own {
-    alignas(128) std::uint8_t rows_out[kConsumers * kWarps][16 * 128];
+    alignas(128) std::uint8_t rows_out[kConsumers * kWarps][kRowsOut * 128];
   };
 
   static __device__ __forceinline__ int heads(const ForwardParams& params) { return params.query_heads; }
