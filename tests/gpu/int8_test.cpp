@@ -82,15 +82,17 @@ TEST_F(GpuInt8, FuzzedPackings) {
   }
 }
 
+/// Bars of the design: .9998 (O), .999 (dQ); P and dS scaled per row leave room. The published blocks miss it (tests/kernels/int8_test.cpp).
 TEST_F(GpuInt8, AccurateAgainstTheOracle) {
-  const Input in = normal_input({{512, 512, 300}, 4, 4, 128, {true, -1, -1}, 0}, fresh_seed());
+  const Input in = normal_input({{512, 384, 128, 1024}, 4, 4, 128, {true, -1, -1}, 0}, fresh_seed());
   const cpu::OracleResult exact = truth(in);
   const Result gpu = gpu_training(in, recipe("sagebwd")), control = gpu_training(in, recipe("mxfp8"));
   EXPECT_GT(cosine(gpu.o, exact.o), .9998);
-  EXPECT_GT(cosine(gpu.d_q, exact.d_q), .9988);
-  EXPECT_GT(cosine(gpu.d_k, exact.d_k), .9988);
-  EXPECT_GT(cosine(gpu.d_v, exact.d_v), .998);
+  EXPECT_GT(cosine(gpu.d_q, exact.d_q), .9995);
+  EXPECT_GT(cosine(gpu.d_k, exact.d_k), .9995);
+  EXPECT_GT(cosine(gpu.d_v, exact.d_v), .9995);
   EXPECT_LT(cosine(control.o, exact.o), .9998);
+  EXPECT_LT(cosine(control.d_q, exact.d_q), .999);
 }
 
 /// A component that all keys share: without smoothing the codes have no room for the rest. LSE gets it back.
@@ -100,8 +102,8 @@ TEST_F(GpuInt8, SmoothingTakesAwayWhatAllKeysShare) {
     for (int c = 0; c < 128; c += 5) in.k_row(token, 0)[c] = numerics::round_bf16(in.k_row(token, 0)[c] + 12.f);
   const cpu::OracleResult exact = truth(in);
   const Result smoothed = gpu_training(in, recipe("sagebwd")), plain = gpu_training(in, recipe("sagebwd smooth-k=off"));
-  EXPECT_GT(cosine(smoothed.d_q, exact.d_q), .998);
-  EXPECT_LT(cosine(plain.d_q, exact.d_q), .99);
+  EXPECT_GT(cosine(smoothed.d_q, exact.d_q), .9995);
+  EXPECT_LT(cosine(plain.d_q, exact.d_q), .996);
   double worst = 0;
   for (std::size_t i = 0; i < exact.lse.size(); ++i)
     worst = std::max(worst, std::abs(static_cast<double>(smoothed.lse[i]) - exact.lse[i]));

@@ -7,7 +7,10 @@
 namespace flamia::test {
 namespace {
 
-constexpr const char* kInt8Dov = "sagebwd do1=int8/128xall/f32/amax v2=int8/64xall/f32/amax dov-bf16=off";
+constexpr const char* kInt8Dov = "sagebwd do1=int8/128xall/f32/amax v2=int8/128xall/f32/amax dov-bf16=off";
+/// Scales of P for dV and of dS per block, K and V in blocks of 64 tokens.
+constexpr const char* kPublished =
+    "sagebwd k1=int8/64xall/f32/amax k2=int8/64xall/f32/amax v1=int8/64xall/f32/amax p2=int8/128x64/f32/amax ds=128x64";
 
 Input packed_normal(std::uint32_t offset) {
   return normal_input({.lengths = {300, 45, 513, 1, 160}, .query_heads = 4, .key_heads = 4}, fresh_seed() + offset);
@@ -21,23 +24,37 @@ void add_key_bias(Input& in, float size) {
         in.k_row(token, head)[c] = numerics::round_bf16(in.k_row(token, head)[c] + size);
 }
 
+/// Bars of the design: .9998 (O), .999 (dQ); dK and dV have the same reason to reach dQ's. The published blocks miss all three.
+TEST(SageBwd, BarsOfTheDesign) {
+  constexpr Bars kBars{.9998, .9995, .9995, .9995};
+  struct Case {
+    std::vector<std::int64_t> lengths;
+    int heads;
+  };
+  for (const Case& c : {Case{{384, 128}, 4}, Case{{512}, 4}, Case{{1024}, 2}, Case{{2048}, 1}}) {
+    const Input in = normal_input({.lengths = c.lengths, .query_heads = c.heads, .key_heads = c.heads},
+                                  fresh_seed() + static_cast<std::uint32_t>(c.lengths[0]));
+    const cpu::OracleResult t = truth(in);
+    SCOPED_TRACE("first length " + std::to_string(c.lengths[0]));
+    expect_bars(in, recipe("sagebwd"), t, kBars);
+    const Measured published = measure(in, recipe(kPublished), t);
+    print(published, "control: as published");
+    EXPECT_LT(std::max({published.d_q, published.d_k, published.d_v}), .9995);
+    if (c.lengths[0] >= 1024) EXPECT_LT(published.d_q, .999);
+  }
+}
+
 TEST(SageBwd, BarsOnShortPackedDocuments) {
   const Input in = packed_normal(300);
   const cpu::OracleResult t = truth(in);
-  constexpr Bars kBars{.9998, .9988, .9988, .998};  // dQ, dK: .9990 to .9992 by seed
+  constexpr Bars kBars{.9998, .9995, .9995, .9995};
   expect_bars(in, recipe("sagebwd"), t, kBars);
-  // controls: 8 bits with 3 of mantissa, one scale of P for all rows, and a row of one query missing
+  // controls: 8 bits with 3 of mantissa, a row of one query missing
   expect_missed(in, recipe("mxfp8"), t, kBars);
   Result damaged = run(in, recipe("sagebwd"));
   EXPECT_LT(worst_row(damaged.o, t.o, 128), 0.5);
   std::fill_n(damaged.o.begin() + 400 * 4 * 128, 128, 0.f);
   EXPECT_GT(worst_row(damaged.o, t.o, 128), 0.9) << "one zeroed row must show";
-}
-
-/// The bar of the design, .9998 / .999, lies within the spread of four heads: more heads, and fixed data.
-TEST(SageBwd, BarsOfTheDesign) {
-  const Input in = normal_input({.lengths = {300, 45, 513, 1, 160}, .query_heads = 12, .key_heads = 12}, 31u);
-  expect_bars(in, recipe("sagebwd"), truth(in), {.9998, .999, .999, .998});
 }
 
 TEST(SageBwd, DoTimesVInInt8CostsTheGradientOfQ) {
@@ -60,9 +77,9 @@ TEST(SageBwd, SmoothingTakesAwayWhatAllKeysShare) {
   print(with, "K bias, sagebwd");
   print(without, "K bias, sagebwd smooth-k=off");
   EXPECT_GT(with.o, .9997);
-  EXPECT_GT(with.d_q, .998);
+  EXPECT_GT(with.d_q, .9995);
   EXPECT_LT(without.o, .9997);
-  EXPECT_LT(without.d_q, .99);
+  EXPECT_LT(without.d_q, .996);
   double worst = 0, shift = 0;
   for (std::size_t i = 0; i < t.lse.size(); ++i) {
     worst = std::max(worst, std::abs(static_cast<double>(smoothed.lse[i]) - t.lse[i]));
@@ -108,6 +125,8 @@ TEST(SageBwd, PIsScaledByItsRow) {
   print(rows, "P by row");
   print(constant, "P by a constant");
   EXPECT_GT(rows.o, constant.o);
+  EXPECT_GT(rows.d_v, .9995);
+  EXPECT_LT(constant.d_v, .95);
 }
 
 TEST(SageBwd, WindowsAreRefusedWithWhatHasThem) {

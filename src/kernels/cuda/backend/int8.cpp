@@ -102,9 +102,9 @@ BackwardMemory int8_backward_memory(const Problem& problem, void* base) {
 }
 
 Status ForwardCall::quantise_int8() const {
-  Int8Params q = quantiser(tensors_.q, problem_.query_heads, sm90::int8::kQueryBlock, problem_, memory_.q8, schedule_);
-  Int8Params k = quantiser(tensors_.k, problem_.key_heads, sm90::int8::kKeyBlock, problem_, memory_.k8, schedule_);
-  const Int8Params v = quantiser(tensors_.v, problem_.key_heads, sm90::int8::kKeyBlock, problem_, memory_.v8, schedule_);
+  Int8Params q = quantiser(tensors_.q, problem_.query_heads, sm90::int8::kBlock, problem_, memory_.q8, schedule_);
+  Int8Params k = quantiser(tensors_.k, problem_.key_heads, sm90::int8::kBlock, problem_, memory_.k8, schedule_);
+  const Int8Params v = quantiser(tensors_.v, problem_.key_heads, sm90::int8::kBlock, problem_, memory_.v8, schedule_);
   if (form_.smooth_keys) {
     quantize::gpu::MeanParams means;
     means.input = tensors_.k;
@@ -144,7 +144,7 @@ sm90::int8::ForwardParams ForwardCall::int8_params() const {
 }
 
 Status BackwardCall::quantise_int8() const {
-  Int8Params params = quantiser(tensors_.d_o, problem_.query_heads, sm90::int8::kQueryBlock, problem_, memory_.d_out8, schedule_);
+  Int8Params params = quantiser(tensors_.d_o, problem_.query_heads, sm90::int8::kBlock, problem_, memory_.d_out8, schedule_);
   params.output = tensors_.o;
   params.row_reference = saved_.row_reference;
   params.row_sum = saved_.row_sum;

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The INT8 forward kernel. An item is 192 queries of a head, 64 a consumer warpgroup; a step is a tile of 128 keys, from the highest down:
 //
-//   S = Q Kt (INT8) | t = S f, mask, maximum, m | P = exp2(t - m), codes of P / (greatest P of the row / 127) | P V by 64 keys (INT8) | A += ...
+//   S = Q Kt (INT8) | mask, maximum, m | P = exp2(S f - m), codes of P / (greatest P of the row / 127) | P V (INT8) | A += ...
 //
-// with f = softmax scale * log2 e * scale of the queries' block * scale of the keys' block: one factor for 64 keys. l sums codes times their scale.
+// with f = softmax scale * log2 e * scale of the queries' block * scale of the keys' block. l sums codes times their scale.
 #pragma once
+#include <limits>
+
 #include "../forward/epilogue.cuh"
 #include "numerics/softmax.hpp"
 #include "step.cuh"
@@ -28,7 +30,7 @@ struct Forward {
   struct Stage {
     alignas(128) std::uint8_t key[kKeyTile * kHeadDim];
     alignas(128) std::uint8_t value[kKeyTile * kHeadDim];
-    alignas(16) float scales[4];  // of the keys' two blocks, of the values' two blocks
+    alignas(8) float scales[2];  // of the keys, of the values
   };
   using Tail = NoTail;
   struct Own {
@@ -60,20 +62,18 @@ struct Forward {
     ptx::barrier_arrive_expect(ready, bytes);
     ptx::bulk_copy(fixed.query + absent * kHeadDim, params.query.rows + (row + absent) * kHeadDim, bytes, ready);
   }
-  /// A block that begins behind the document has scale 0: what lies there belongs to others.
-  static __device__ __forceinline__ float4 step_scales(const ForwardParams& params, const Work& work, int step) {
-    const int first = (work.first_step - step) * kKeyTile;
-    const std::int64_t at = (key_head(params, work.head) * params.slots + work.slot_start + first) / kScaleSlots;
-    const bool two = first + kKeyBlock < work.length;
-    constexpr int second = kKeyBlock / kScaleSlots;
-    return make_float4(params.key.scales[at], two ? params.key.scales[at + second] : 0.0f, params.value.scales[at],
-                       two ? params.value.scales[at + second] : 0.0f);
+  static __device__ __forceinline__ std::int64_t row_of(const ForwardParams& params, const Work& work, int step) {
+    return key_head(params, work.head) * params.slots + work.slot_start +
+           static_cast<std::int64_t>(work.first_step - step) * kKeyTile;
   }
-  static __device__ __forceinline__ void copy_step(const ForwardParams& params, const Work& work, int step, const float4& scales,
+  static __device__ __forceinline__ float2 step_scales(const ForwardParams& params, const Work& work, int step) {
+    const std::int64_t at = row_of(params, work, step) / kScaleSlots;
+    return make_float2(params.key.scales[at], params.value.scales[at]);
+  }
+  static __device__ __forceinline__ void copy_step(const ForwardParams& params, const Work& work, int step, const float2& scales,
                                                    Stage& stage, std::uint64_t* ready) {
-    const std::int64_t row =
-        key_head(params, work.head) * params.slots + work.slot_start + static_cast<std::int64_t>(work.first_step - step) * kKeyTile;
-    *reinterpret_cast<float4*>(stage.scales) = scales;
+    const std::int64_t row = row_of(params, work, step);
+    *reinterpret_cast<float2*>(stage.scales) = scales;
     ptx::barrier_arrive_expect(ready, sizeof(stage.key) + sizeof(stage.value));
     ptx::bulk_copy(stage.key, params.key.rows + row * kHeadDim, sizeof(stage.key), ready);
     ptx::bulk_copy(stage.value, params.value.transposed + row * kHeadDim, sizeof(stage.value), ready);
@@ -92,8 +92,10 @@ struct Rows {
 
 inline constexpr float kNoReference = -1.0e30f;  // before a row's first visible key; finite, so that no infinity meets another
 
-/// Keys that a row does not see become -infinity. Register i of 64: key first_key + 8 (i / 4) + 2 c + i % 2.
-__device__ __forceinline__ void mask_scores(float (&t)[kScores], Window window, int query, int length, int first_key, int lane) {
+inline constexpr int kUnseen = std::numeric_limits<int>::min();  // no sum of codes
+
+/// Keys that a row does not see become kUnseen. Register i of 64: key first_key + 8 (i / 4) + 2 c + i % 2.
+__device__ __forceinline__ void mask_scores(int (&s)[kScores], Window window, int query, int length, int first_key, int lane) {
   const int origin = first_key + 2 * (lane % 4);
   int last[2], first[2];
 #pragma unroll
@@ -104,16 +106,17 @@ __device__ __forceinline__ void mask_scores(float (&t)[kScores], Window window, 
 #pragma unroll
   for (int i = 0; i < kScores; ++i) {
     const int key = 8 * (i / 4) + i % 2, half = i / 2 % 2;
-    if (key > last[half] || key < first[half]) t[i] = kMinusInfinity;
+    if (key > last[half] || key < first[half]) s[i] = kUnseen;
   }
 }
 
-/// Greatest t of a row's keys in one block, -infinity if it sees none, NaN if the block is flagged and it sees one.
-__device__ __forceinline__ float block_maximum(const float (&s)[kScores], int half, int block, float factor) {
-  float greatest = kMinusInfinity;
+/// Greatest of a row's sums, kUnseen if it sees no key of the tile; all threads of a quad.
+__device__ __forceinline__ int greatest_score(const int (&s)[kScores], int half) {
+  int greatest = kUnseen;
 #pragma unroll
-  for (int i = 32 * block + 2 * half; i < 32 * block + 32; i += 4) greatest = fmaxf(greatest, fmaxf(s[i], s[i + 1]));
-  return greatest == kMinusInfinity ? greatest : __fmul_rn(greatest, factor);
+  for (int i = 2 * half; i < kScores; i += 4) greatest = __vimax3_s32(greatest, s[i], s[i + 1]);
+  greatest = max(greatest, __shfl_xor_sync(kFullWarp, greatest, 1));
+  return max(greatest, __shfl_xor_sync(kFullWarp, greatest, 2));
 }
 
 template <int kHeadDim>
@@ -122,27 +125,33 @@ __device__ __forceinline__ void attend_tile(Rows<kHeadDim>& rows, const std::uin
                                             int length, int first_key, int lane) {
   int product[kScores];
   issue_scores<kHeadDim>(product, query, stage.key);
-  const float4 scales = *reinterpret_cast<const float4*>(stage.scales);
-  float factor[2] = {above_zero(__fmul_rn(row_factor, scales.x)), above_zero(__fmul_rn(row_factor, scales.y))};
+  const float2 scales = *reinterpret_cast<const float2*>(stage.scales);
+  float factor = above_zero(__fmul_rn(row_factor, scales.x));
+  const bool right = first_key + kKeyTile - 1 > window.last_key(first_query, length);
+  const bool left = first_key < window.first_key(first_query + 63);
+  const bool masked = __any_sync(kFullWarp, right || left);
   ptx::wait_products<0>();
   ptx::fence_registers(product);
+  if (masked) mask_scores(product, window, first_query + row, length, first_key, lane);
+  const int greatest_product[2] = {greatest_score(product, 0), greatest_score(product, 1)};
   float s[kScores];
 #pragma unroll
   for (int i = 0; i < kScores; ++i) s[i] = __int2float_rn(product[i]);
-  const bool right = first_key + kKeyTile - 1 > window.last_key(first_query, length);
-  const bool left = first_key < window.first_key(first_query + 63);
-  if (__any_sync(kFullWarp, right || left)) mask_scores(s, window, first_query + row, length, first_key, lane);
+  if (masked) {
+#pragma unroll
+    for (int i = 0; i < kScores; ++i)
+      if (s[i] == static_cast<float>(kUnseen)) s[i] = kMinusInfinity;
+  }
 
   float bias[2], correction[2], inverse[2], scale[2];
   bool beyond = false;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float greatest = ptx::max_or_nan(block_maximum(s, half, 0, factor[0]), block_maximum(s, half, 1, factor[1]));
-    greatest = ptx::max_or_nan(greatest, __shfl_xor_sync(kFullWarp, greatest, 1));
-    greatest = ptx::max_or_nan(greatest, __shfl_xor_sync(kFullWarp, greatest, 2));
+    const float greatest =
+        greatest_product[half] == kUnseen ? kMinusInfinity : __fmul_rn(__int2float_rn(greatest_product[half]), factor);
     const float before = rows.reference[half];
     float after = before;
-    if (greatest > kMinusInfinity)
+    if (greatest_product[half] != kUnseen)
       after = before == kNoReference ? numerics::phase32_first(greatest) : numerics::phase32_next(before, greatest);
     correction[half] = ptx::exp2_approximate(__fadd_rn(before, -after));
     const float probability = ptx::exp2_approximate(__fadd_rn(greatest, -after));  // the row's greatest of the tile
@@ -154,18 +163,18 @@ __device__ __forceinline__ void attend_tile(Rows<kHeadDim>& rows, const std::uin
   }
   if (__any_sync(kFullWarp, beyond)) {  // t first: the sum with m has no bits for its fraction
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) s[i] = __fadd_rn(__fmul_rn(s[i], factor[i / 32]), bias[i / 2 % 2]);
-    factor[0] = factor[1] = 1.0f;
+    for (int i = 0; i < kScores; ++i) s[i] = __fadd_rn(__fmul_rn(s[i], factor), bias[i / 2 % 2]);
+    factor = 1.0f;
     bias[0] = bias[1] = 0.0f;
   }
 #pragma unroll
-  for (int i = 0; i < kScores; ++i) s[i] = ptx::exp2_approximate(__fmaf_rn(s[i], factor[i / 32], bias[i / 2 % 2]));
+  for (int i = 0; i < kScores; ++i) s[i] = ptx::exp2_approximate(__fmaf_rn(s[i], factor, bias[i / 2 % 2]));
 
   std::uint32_t codes[kCodeWords];
   int sums[2] = {0, 0};
 #pragma unroll
   for (int w = 0; w < kCodeWords; ++w) {
-    codes[w] = code_word(s, w, inverse[w % 2]);
+    codes[w] = code_word(s, w, inverse);
     sums[w % 2] = __dp4a(static_cast<int>(codes[w]), 0x01010101, sums[w % 2]);
   }
 #pragma unroll
@@ -173,24 +182,15 @@ __device__ __forceinline__ void attend_tile(Rows<kHeadDim>& rows, const std::uin
     rows.sum[half] = __fmaf_rn(rows.sum[half], correction[half], __fmul_rn(scale[half], static_cast<float>(sums[half])));
 
   int part[kHeadDim / 2];
-  issue_codes<kHeadDim, kKeyBlock>(part, codes, stage.value, 0);
+  issue_codes<kHeadDim, kKeyTile>(part, codes, stage.value, 0);
   if (__any_sync(kFullWarp, (correction[0] != 1.0f) | (correction[1] != 1.0f))) {  // m has moved
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) rows.output[i] = __fmul_rn(rows.output[i], correction[i / 2 % 2]);
   }
+  const float factors[2] = {scale[0] * scales.y, scale[1] * scales.y};
   ptx::wait_products<0>();
   ptx::fence_registers(part);
-  const float first_factor[2] = {scale[0] * scales.z, scale[1] * scales.z};
-#pragma unroll
-  for (int i = 0; i < kHeadDim / 2; ++i)
-    rows.output[i] = __fmaf_rn(__int2float_rn(part[i]), first_factor[i / 2 % 2], rows.output[i]);
-  issue_codes<kHeadDim, kKeyBlock>(part, codes + kCodeWords / 2, stage.value + kKeyBlock * kHeadDim, 0);
-  ptx::wait_products<0>();
-  ptx::fence_registers(part);
-  const float second_factor[2] = {scale[0] * scales.w, scale[1] * scales.w};
-#pragma unroll
-  for (int i = 0; i < kHeadDim / 2; ++i)
-    rows.output[i] = __fmaf_rn(__int2float_rn(part[i]), second_factor[i / 2 % 2], rows.output[i]);
+  add_scaled(rows.output, part, factors);
 }
 
 /// O = A / l, LSE with what smoothing took away, m and l.

@@ -15,9 +15,8 @@
 namespace flamia::sm90::int8 {
 
 inline constexpr int kScaleSlots = 16;       // slots that share an entry of a table of scales
-inline constexpr int kQueryBlock = 128;      // tokens that share a scale of Q and dO, queries of a block of P and dS
-inline constexpr int kKeyBlock = 64;         // tokens that share a scale of K and V, keys of a block of P (dV) and dS
-inline constexpr float kGreatestCode = 127;  // a block's scale is its greatest magnitude / 127
+inline constexpr int kBlock = 128;           // tokens of Q, K, V or dO that share a scale; queries or keys of a row of P or dS
+inline constexpr float kGreatestCode = 127;  // a scale is the greatest magnitude / 127
 
 /// INT8 codes of an operand and the scales of its blocks, [heads][slots / 16]: an entry is that of the block which the slots belong to, NaN where
 /// the block holds NaN or infinity (its codes are 0).

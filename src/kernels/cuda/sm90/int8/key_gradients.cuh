@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The INT8 kernel of dK and dV. An item is a tile of 128 keys of a key head, 64 (a block) a consumer warpgroup, which work by themselves; a step is
-// a block of 128 queries, of the query heads of the group one after the other. Everything is transposed: rows are keys, columns queries.
+// The INT8 kernel of dK and dV. An item is a tile of 128 keys of a key head, 64 a consumer warpgroup, which work by themselves; a step is a block of
+// 128 queries, of the query heads of the group one after the other. Everything is transposed: rows are keys, columns queries.
 //
-//   products    S | dP of queries 0-63     | dP of 64-127        |            | dV, dK by 64 channels
-//   meanwhile     | P, its greatest, codes | dS, codes of P, too | dS's codes | dV += ..., dK += ...
+//   products    S | dP of queries 0-63       | dP of 64-127          | dV, low channels     | dK low, dV high, dK high
+//   meanwhile     | P, its rows' greatest, codes | dS of 0-63, P's codes | dS's greatest, codes | dV += ..., dK += ...
 //
-// P = exp2(t - lse), S = K Qt, dV = P dO, dK = dS Q in INT8, dP = V dOt in BF16, dS = P (dP - D) in P's place. A block of P and of dS, 128 queries x
-// 64 keys, is a warpgroup's own. Registers: dK and dV 128, P and dS 64, dP 32; where P lay, products of the step's end. Codes go through shared memory.
+// P = exp2(t - lse), S = K Qt, dV = P dO, dK = dS Q in INT8, dP = V dOt in BF16, dS = P (dP - D) in P's place. P and dS have a scale a key and 128
+// queries: a row lies in four threads. Registers: dK and dV 128, P and dS 64, dP 32; P's codes go through shared memory, dS's lie in registers.
 #pragma once
 #include "../backward/rows_out.cuh"
 #include "step.cuh"
@@ -26,22 +26,21 @@ struct KeyGradients {
   struct Fixed {
     alignas(128) std::uint8_t key[kKeyTile * kHeadDim];
     alignas(128) std::uint16_t value[kKeyTile * kHeadDim];
-    float factor[kConsumers];  // softmax scale * log2 e * scale of the keys' block
+    float factor;  // softmax scale * log2 e * scale of the keys
   };
   struct Stage {
-    alignas(128) std::uint8_t query[kQueryBlock * kHeadDim];
-    alignas(128) std::uint16_t gradient[kQueryBlock * kHeadDim];
-    alignas(16) float lse[kQueryBlock];
-    alignas(16) float d[kQueryBlock];
+    alignas(128) std::uint8_t query[kBlock * kHeadDim];
+    alignas(128) std::uint16_t gradient[kBlock * kHeadDim];
+    alignas(16) float lse[kBlock];
+    alignas(16) float d[kBlock];
     float scales[2];  // of Q, of dO
   };
   struct Tail {
-    alignas(128) std::uint8_t query_transposed[kQueryBlock * kHeadDim];
-    alignas(128) std::uint8_t gradient_transposed[kQueryBlock * kHeadDim];
+    alignas(128) std::uint8_t query_transposed[kBlock * kHeadDim];
+    alignas(128) std::uint8_t gradient_transposed[kBlock * kHeadDim];
   };
   struct Own {
-    alignas(128) std::uint8_t codes[kConsumers][2][kKeyBlock * kQueryBlock];  // of P, of dS
-    std::uint32_t greatest[2][kConsumers][kWarps];                            // of a warp's P, of its dS
+    alignas(128) std::uint8_t codes[kConsumers][64 * kBlock];  // of P
   };
 
   static __device__ __forceinline__ int heads(const BackwardParams& params) { return params.key_heads; }
@@ -50,26 +49,21 @@ struct KeyGradients {
     const int begin = params.window_right < 0 || first <= params.window_right ? 0 : first - params.window_right;
     const int end =
         params.window_left < 0 || last_key >= length - 1 - params.window_left ? length : last_key + params.window_left + 1;
-    const int first_block = begin / kQueryBlock, blocks = (end + kQueryBlock - 1) / kQueryBlock - first_block;
+    const int first_block = begin / kBlock, blocks = (end + kBlock - 1) / kBlock - first_block;
     const int group = params.query_heads / params.key_heads;
     return {document.slot_start, document.token_start, length, first, head, first_block, blocks * group, blocks};
   }
   static __device__ __forceinline__ void copy_fixed(const BackwardParams& params, const Work& work, Fixed& fixed,
                                                     std::uint64_t* ready) {
     const std::int64_t row = work.head * params.slots + work.slot_start + work.first;
-    const float scale = __fmul_rn(params.softmax_scale, kLog2E);
-#pragma unroll
-    for (int block = 0; block < kConsumers; ++block)  // what begins behind the document belongs to others
-      fixed.factor[block] = work.first + kKeyBlock * block < work.length
-                                ? __fmul_rn(scale, params.key.scales[(row + kKeyBlock * block) / kScaleSlots])
-                                : 0.0f;
+    fixed.factor = __fmul_rn(__fmul_rn(params.softmax_scale, kLog2E), params.key.scales[row / kScaleSlots]);
     ptx::barrier_arrive_expect(ready, sizeof(fixed.key) + sizeof(fixed.value));
     ptx::bulk_copy(fixed.key, params.key.rows + row * kHeadDim, sizeof(fixed.key), ready);
     ptx::bulk_copy(fixed.value, params.value_rows16 + row * kHeadDim, sizeof(fixed.value), ready);
   }
   /// First query of a step, and its slot counted through all query heads.
   static __device__ __forceinline__ int first_query(const Work& work, int step) {
-    return (work.first_step + step % work.unused) * kQueryBlock;
+    return (work.first_step + step % work.unused) * kBlock;
   }
   static __device__ __forceinline__ std::int64_t row_of(const BackwardParams& params, const Work& work, int step) {
     const int head = work.head * (params.query_heads / params.key_heads) + step / work.unused;
@@ -121,27 +115,32 @@ __device__ __forceinline__ void mask_queries(float (&p)[kScores], Window window,
   }
 }
 
-/// Greatest of a warpgroup's values; all its threads.
-__device__ __forceinline__ std::uint32_t warpgroup_maximum(std::uint32_t bits, std::uint32_t (&of_warps)[kWarps], int barrier,
-                                                           int warp, int lane) {
-  bits = __reduce_max_sync(kFullWarp, bits);
-  if (lane == 0) of_warps[warp] = bits;
-  ptx::named_barrier_sync(barrier, 128);
-  return max(max(of_warps[0], of_warps[1]), max(of_warps[2], of_warps[3]));
+/// Codes of P of 64 queries, from the kFirst-th register on, into shared memory.
+template <int kFirst>
+__device__ __forceinline__ void store_codes(const float (&p)[kScores], const float (&inverse)[2], std::uint32_t lane_base) {
+#pragma unroll
+  for (int w = kFirst / 4; w < kFirst / 4 + kCodeWords / 2; ++w) store_code_word<kBlock>(lane_base, w, code_word(p, w, inverse));
 }
 
-/// Codes of 64 queries of a block, from the kFirst-th register on, into shared memory.
-template <int kFirst>
-__device__ __forceinline__ void store_codes(const float (&x)[kScores], float inverse, std::uint32_t lane_base) {
+/// P of 64 keys and the step's queries.
+template <bool kRounded>
+__device__ __forceinline__ void probabilities(float (&p)[kScores], const int (&product)[kScores], float factor,
+                                              const float (&lse_of_queries)[kBlock], int lane) {
 #pragma unroll
-  for (int w = kFirst / 4; w < kFirst / 4 + kCodeWords / 2; ++w)
-    store_code_word<kQueryBlock>(lane_base, w, code_word(x, w, inverse));
+  for (int j = 0; j < kScores / 4; ++j) {
+    const float2 lse = *reinterpret_cast<const float2*>(&lse_of_queries[8 * j + 2 * (lane % 4)]);
+#pragma unroll
+    for (int i = 4 * j; i < 4 * j + 4; ++i) {
+      const float of_query = i % 2 == 0 ? lse.x : lse.y;
+      p[i] = kRounded ? probability_rounded(product[i], factor, of_query) : probability(product[i], factor, of_query);
+    }
+  }
 }
 
 /// dS = P (dP - D) for 64 queries of the step, in P's place.
 template <int kFirst>
 __device__ __forceinline__ void gradient_in_place(float (&p)[kScores], const float (&gradient)[kScores / 2],
-                                                  const float (&d_of_queries)[kQueryBlock], int lane) {
+                                                  const float (&d_of_queries)[kBlock], int lane) {
 #pragma unroll
   for (int j = 0; j < kScores / 8; ++j) {
     const float2 d = *reinterpret_cast<const float2*>(&d_of_queries[2 * kFirst + 8 * j + 2 * (lane % 4)]);
@@ -157,15 +156,13 @@ __device__ __forceinline__ void KeyGradients<kHeadDim>::compute(const BackwardPa
   const Window window{params.window_left, params.window_right};
   const Fixed& fixed = storage.fixed[self.fixed.slot];
   const Tail& tail = storage.tail;
-  const int first_key = work.first + kKeyBlock * self.index, key = first_key + self.first_row();
-  const std::uint8_t* const keys = fixed.key + kKeyBlock * kHeadDim * self.index;
-  const std::uint16_t* const values = fixed.value + kKeyBlock * kHeadDim * self.index;
-  const std::uint8_t* const p_codes = storage.own.codes[self.index][0];
-  const std::uint8_t* const ds_codes = storage.own.codes[self.index][1];
-  const float key_factor = fixed.factor[self.index];
+  const int first_key = work.first + 64 * self.index, key = first_key + self.first_row();
+  const std::uint8_t* const keys = fixed.key + 64 * kHeadDim * self.index;
+  const std::uint16_t* const values = fixed.value + 64 * kHeadDim * self.index;
+  const std::uint8_t* const p_codes = storage.own.codes[self.index];
+  const std::uint32_t p_at = ptx::shared_address(p_codes) + static_cast<std::uint32_t>(16 * kBlock * self.warp + 4 * self.lane);
+  const float key_factor = fixed.factor;
   const int meeting = kFirstMeeting + self.index;
-  const auto lane_offset = static_cast<std::uint32_t>(16 * kQueryBlock * self.warp + 4 * self.lane);
-  const std::uint32_t p_at = ptx::shared_address(p_codes) + lane_offset, ds_at = ptx::shared_address(ds_codes) + lane_offset;
   float d_key[kHeadDim / 2], d_value[kHeadDim / 2];
 #pragma unroll
   for (int i = 0; i < kHeadDim / 2; ++i) d_key[i] = d_value[i] = 0.0f;
@@ -174,27 +171,28 @@ __device__ __forceinline__ void KeyGradients<kHeadDim>::compute(const BackwardPa
   for (int step = 0; step < work.steps; ++step) {
     ptx::barrier_wait(&storage.stage_ready[self.stage.slot], self.stage.parity);
     const Stage& stage = storage.stage[self.stage.slot];
-    const int query = first_query(work, step), last_key = first_key + kKeyBlock - 1;
+    const int query = first_query(work, step), last_key = first_key + 63;
     const bool masked = __any_sync(kFullWarp, (window.right >= 0 && last_key > query + window.right) ||
-                                                  (window.left >= 0 && query + kQueryBlock - 1 - first_key > window.left) ||
-                                                  query + kQueryBlock > work.length || last_key >= work.length);
+                                                  (window.left >= 0 && query + kBlock - 1 - first_key > window.left) ||
+                                                  query + kBlock > work.length || last_key >= work.length);
     const float query_scale = stage.scales[0], gradient_scale = stage.scales[1], factor = __fmul_rn(key_factor, query_scale);
 
     int product[kScores];
     float p[kScores], first_gradient[kScores / 2];
     issue_scores<kHeadDim>(product, keys, stage.query);
     issue_values<kHeadDim>(first_gradient, values, stage.gradient);
+    const bool beyond =
+        __any_sync(kFullWarp, fmaxf(fabsf(stage.lse[self.lane]), fabsf(stage.lse[self.lane + 32])) >= kGridEnd ||
+                                  fmaxf(fabsf(stage.lse[self.lane + 64]), fabsf(stage.lse[self.lane + 96])) >= kGridEnd);
     ptx::wait_products<1>();
     ptx::fence_registers(product);
-#pragma unroll
-    for (int j = 0; j < kScores / 4; ++j) {
-      const float2 lse = *reinterpret_cast<const float2*>(&stage.lse[8 * j + 2 * (self.lane % 4)]);
-#pragma unroll
-      for (int i = 4 * j; i < 4 * j + 4; ++i) p[i] = probability(product[i], factor, i % 2 == 0 ? lse.x : lse.y);
+    if (beyond) {
+      probabilities<true>(p, product, factor, stage.lse, self.lane);
+    } else {
+      probabilities<false>(p, product, factor, stage.lse, self.lane);
     }
     if (masked) mask_queries(p, window, key, work.length, query, self.lane);
-    const BlockScale of_p(
-        warpgroup_maximum(greatest_magnitude(p, 0, kScores), storage.own.greatest[0][self.index], meeting, self.warp, self.lane));
+    const RowScales of_p = scales_of_probabilities(p);
     store_codes<0>(p, of_p.inverse, p_at);
     ptx::wait_products<0>();
     ptx::fence_registers(first_gradient);
@@ -202,32 +200,48 @@ __device__ __forceinline__ void KeyGradients<kHeadDim>::compute(const BackwardPa
     float second_gradient[kScores / 2];
     issue_values<kHeadDim>(second_gradient, values, stage.gradient + 64 * kHeadDim);
     store_codes<kScores / 2>(p, of_p.inverse, p_at);
+    ptx::fence_async_reads();
     ptx::wait_products<0>();
     ptx::fence_registers(second_gradient);
     gradient_in_place<kScores / 2>(p, second_gradient, stage.d, self.lane);
-    if (masked) mask_queries(p, window, key, work.length, query, self.lane);  // whatever dP of an unseen pair is
-    const BlockScale of_ds(
-        warpgroup_maximum(greatest_magnitude(p, 0, kScores), storage.own.greatest[1][self.index], meeting, self.warp, self.lane));
-    store_codes<0>(p, of_ds.inverse, ds_at);
-    store_codes<kScores / 2>(p, of_ds.inverse, ds_at);
-    const float value_factor = __fmul_rn(of_p.scale, gradient_scale), key_gradient_factor = __fmul_rn(of_ds.scale, query_scale);
-    ptx::fence_async_reads();
-    ptx::named_barrier_sync(meeting, 128);  // all codes are stored
-
     hand_back(&storage.stage_free[self.stage.slot], self.lane);
     self.stage.advance();
     ptx::barrier_wait(&storage.tail_ready, self.tail.parity);
+    ptx::named_barrier_sync(meeting, 128);  // P's codes are stored
+    int of_value[32];
+    issue_stored_codes<kHeadDim, kBlock>(of_value, p_codes, tail.gradient_transposed, 0);
+    if (masked) mask_queries(p, window, key, work.length, query, self.lane);  // whatever dP of an unseen pair is
+    const RowScales of_ds = scales_of_magnitudes(p);
+    std::uint32_t codes[kCodeWords];
 #pragma unroll
-    for (int channel = 0; channel < kHeadDim; channel += 64) {
-      int of_value[32], of_key[32];
-      issue_stored_codes<kHeadDim, kQueryBlock>(of_value, p_codes, tail.gradient_transposed, channel);
-      issue_stored_codes<kHeadDim, kQueryBlock>(of_key, ds_codes, tail.query_transposed, channel);
+    for (int w = 0; w < kCodeWords; ++w) codes[w] = code_word(p, w, of_ds.inverse);
+    const float value_factors[2] = {__fmul_rn(of_p.scale[0], gradient_scale), __fmul_rn(of_p.scale[1], gradient_scale)};
+    const float key_factors[2] = {__fmul_rn(of_ds.scale[0], query_scale), __fmul_rn(of_ds.scale[1], query_scale)};
+    int of_key[32];
+    issue_codes<kHeadDim, kBlock>(of_key, codes, tail.query_transposed, 0);
+    if constexpr (kHeadDim == 128) {
+      int value_high[32], key_high[32];
+      issue_stored_codes<kHeadDim, kBlock>(value_high, p_codes, tail.gradient_transposed, 64);
+      ptx::wait_products<2>();
+      ptx::fence_registers(of_value);
+      add_scaled(d_value, of_value, value_factors);
+      issue_codes<kHeadDim, kBlock>(key_high, codes, tail.query_transposed, 64);
+      ptx::wait_products<2>();
+      ptx::fence_registers(of_key);
+      add_scaled(d_key, of_key, key_factors);
+      ptx::wait_products<1>();
+      ptx::fence_registers(value_high);
+      add_scaled(d_value, value_high, value_factors, 32);
+      ptx::wait_products<0>();
+      ptx::fence_registers(key_high);
+      add_scaled(d_key, key_high, key_factors, 32);
+    } else {
       ptx::wait_products<1>();
       ptx::fence_registers(of_value);
-      add_scaled(d_value, of_value, value_factor, channel / 2);
+      add_scaled(d_value, of_value, value_factors);
       ptx::wait_products<0>();
       ptx::fence_registers(of_key);
-      add_scaled(d_key, of_key, key_gradient_factor, channel / 2);
+      add_scaled(d_key, of_key, key_factors);
     }
     hand_back(&storage.tail_free, self.lane);
     self.tail.advance();

@@ -86,7 +86,7 @@ __device__ __forceinline__ void issue_codes(int (&d)[kCount], const std::uint32_
   ptx::commit_products();
 }
 
-/// The same with A in shared memory: kTokens columns of codes as store_code_word leaves them; 64 channels of B.
+/// The same with A in shared memory, as store_code_word leaves it.
 template <int kHeadDim, int kTokens>
 __device__ __forceinline__ void issue_stored_codes(int (&d)[32], const std::uint8_t* codes, const std::uint8_t* transposed,
                                                    int channel) {
@@ -103,8 +103,12 @@ __device__ __forceinline__ void issue_stored_codes(int (&d)[32], const std::uint
   ptx::commit_products();
 }
 
-/// P of the backward pass. t is rounded before lse is taken off: where both are great, a fused sum could exceed 0 by whole steps.
+/// P of the backward pass, 2^(t - lse). `rounded`: t is rounded before lse is taken off. Where both are great, a fused sum could exceed 0 by
+/// whole steps; elsewhere it is one instruction less.
 __device__ __forceinline__ float probability(int product, float factor, float lse) {
+  return ptx::exp2_approximate(__fmaf_rn(__int2float_rn(product), factor, -lse));
+}
+__device__ __forceinline__ float probability_rounded(int product, float factor, float lse) {
   return ptx::exp2_approximate(__fadd_rn(__fmul_rn(__int2float_rn(product), factor), -lse));
 }
 
@@ -121,8 +125,9 @@ __device__ __forceinline__ std::uint32_t pack_bytes(std::uint32_t b0, std::uint3
 
 /// Word `w` of the A operand made from an accumulator's fragment; its bytes belong to half w % 2.
 template <int kCount>
-__device__ __forceinline__ std::uint32_t code_word(const float (&x)[kCount], int w, float inverse) {
+__device__ __forceinline__ std::uint32_t code_word(const float (&x)[kCount], int w, const float (&inverses)[2]) {
   const int at = 4 * (w / 4 * 4 + w % 4 / 2 * 2) + 2 * (w % 2);
+  const float inverse = inverses[w % 2];
   return pack_bytes(code_of(x[at], inverse), code_of(x[at + 1], inverse), code_of(x[at + 4], inverse), code_of(x[at + 5], inverse));
 }
 
@@ -133,30 +138,59 @@ __device__ __forceinline__ void store_code_word(std::uint32_t lane_base, int w, 
   ptx::store_shared(lane_base + w % 2 * (8 * kTokens) + (w / 4 * 2 + w % 4 / 2) * 128, word);
 }
 
-/// A block's scale from the bits of its greatest magnitude (NaN counts as the greatest and makes the scale NaN).
-struct BlockScale {
-  float scale, inverse;
-  __device__ explicit BlockScale(std::uint32_t greatest) {
-    const float amax = __uint_as_float(greatest);
-    scale = amax / kGreatestCode;
-    inverse = __fdividef(kGreatestCode, amax);
+/// Scales of a thread's two rows from the bits of their greatest magnitudes. NaN is the greatest of all and makes a scale NaN.
+struct RowScales {
+  float scale[2], inverse[2];
+  __device__ explicit RowScales(const int (&greatest)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float amax = __int_as_float(greatest[half]);
+      scale[half] = __fmul_rn(amax, 1.0f / kGreatestCode);
+      inverse[half] = __fdividef(kGreatestCode, amax);
+    }
   }
 };
 
-/// sum += d * factor.
-template <int kCount, int kSums>
-__device__ __forceinline__ void add_scaled(float (&sum)[kSums], const int (&d)[kCount], float factor, int first = 0) {
+/// Over the four threads that share the two rows.
+__device__ __forceinline__ void greatest_of_quad(int (&greatest)[2]) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) sum[first + i] = __fmaf_rn(__int2float_rn(d[i]), factor, sum[first + i]);
+  for (int half = 0; half < 2; ++half) {
+    greatest[half] = max(greatest[half], __shfl_xor_sync(kFullWarp, greatest[half], 1));
+    greatest[half] = max(greatest[half], __shfl_xor_sync(kFullWarp, greatest[half], 2));
+  }
 }
 
-/// Bits of the greatest magnitude in [first, first + count).
-template <int kCount>
-__device__ __forceinline__ std::uint32_t greatest_magnitude(const float (&x)[kCount], int first, int count) {
-  float greatest = 0.0f;
+/// Bits of the greatest magnitude in each of the two rows: as integers they are ordered as the numbers are, NaN behind infinity.
+__device__ __forceinline__ RowScales scales_of_magnitudes(const float (&x)[kScores]) {
+  int greatest[2] = {0, 0};
 #pragma unroll
-  for (int i = 0; i < count; ++i) greatest = ptx::max_or_nan(greatest, fabsf(x[first + i]));
-  return __float_as_uint(greatest) & 0x7fffffffu;
+  for (int i = 0; i < kScores; i += 8)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int at = i + 2 * half;
+      greatest[half] = __vimax3_s32(greatest[half], __float_as_int(ptx::max_or_nan(fabsf(x[at]), fabsf(x[at + 1]))),
+                                    __float_as_int(ptx::max_or_nan(fabsf(x[at + 4]), fabsf(x[at + 5]))));
+    }
+  greatest_of_quad(greatest);
+  return RowScales(greatest);
+}
+/// The same of numbers that are not negative.
+__device__ __forceinline__ RowScales scales_of_probabilities(const float (&x)[kScores]) {
+  int greatest[2] = {0, 0};
+#pragma unroll
+  for (int i = 0; i < kScores; i += 4)
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      greatest[half] = __vimax3_s32(greatest[half], __float_as_int(x[i + 2 * half]), __float_as_int(x[i + 2 * half + 1]));
+  greatest_of_quad(greatest);
+  return RowScales(greatest);
+}
+
+/// sum += d * factor, a factor a row.
+template <int kCount, int kSums>
+__device__ __forceinline__ void add_scaled(float (&sum)[kSums], const int (&d)[kCount], const float (&factor)[2], int first = 0) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sum[first + i] = __fmaf_rn(__int2float_rn(d[i]), factor[i / 2 % 2], sum[first + i]);
 }
 
 /// A factor that is not 0, so that a masked score of -infinity stays one. NaN stays.
