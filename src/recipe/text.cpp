@@ -94,7 +94,9 @@ const NamedRecipe* recipe::nearest_named(const Recipe& recipe, const std::functi
   const NamedRecipe* best = nullptr;
   int fewest = 0;
   for (const NamedRecipe& named : named_recipes()) {
-    const int differ = differing_members(named.recipe, recipe);
+    // what the scores are made of says more than any other member
+    const bool other_scores = named.recipe.q.first.element != recipe.q.first.element;
+    const int differ = differing_members(named.recipe, recipe) + (other_scores ? 8 : 0);
     if (!fits(named.recipe) || (best && differ >= fewest)) continue;
     best = &named;
     fewest = differ;

@@ -95,8 +95,9 @@ struct KeyGradients {
                                                  Consumer<KeyGradients>& self, const Work& work);
 };
 
-/// P of pairs in which the query does not see the key becomes 0.
-__device__ __forceinline__ void mask_queries(float (&p)[kScores], Window window, int key, int length, int first_query, int lane) {
+/// Pairs in which the query does not see the key.
+__device__ __forceinline__ void mask_queries(float (&p)[kScores], float unseen, Window window, int key, int length, int first_query,
+                                             int lane) {
   const int origin = first_query + 2 * (lane % 4);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -109,8 +110,8 @@ __device__ __forceinline__ void mask_queries(float (&p)[kScores], Window window,
 #pragma unroll
     for (int i = 2 * half; i < kScores; i += 4) {
       const int query = 8 * (i / 4);
-      if (query < first || query >= end) p[i] = 0.0f;
-      if (query + 1 < first || query + 1 >= end) p[i + 1] = 0.0f;
+      if (query < first || query >= end) p[i] = unseen;
+      if (query + 1 < first || query + 1 >= end) p[i + 1] = unseen;
     }
   }
 }
@@ -122,18 +123,13 @@ __device__ __forceinline__ void store_codes(const float (&p)[kScores], const flo
   for (int w = kFirst / 4; w < kFirst / 4 + kCodeWords / 2; ++w) store_code_word<kBlock>(lane_base, w, code_word(p, w, inverse));
 }
 
-/// P of 64 keys and the step's queries.
-template <bool kRounded>
-__device__ __forceinline__ void probabilities(float (&p)[kScores], const int (&product)[kScores], float factor,
-                                              const float (&lse_of_queries)[kBlock], int lane) {
+/// P of 64 keys and the step's queries, in place of S.
+__device__ __forceinline__ void probabilities(float (&p)[kScores], float factor, const float (&lse_of_queries)[kBlock], int lane) {
 #pragma unroll
   for (int j = 0; j < kScores / 4; ++j) {
     const float2 lse = *reinterpret_cast<const float2*>(&lse_of_queries[8 * j + 2 * (lane % 4)]);
 #pragma unroll
-    for (int i = 4 * j; i < 4 * j + 4; ++i) {
-      const float of_query = i % 2 == 0 ? lse.x : lse.y;
-      p[i] = kRounded ? probability_rounded(product[i], factor, of_query) : probability(product[i], factor, of_query);
-    }
+    for (int i = 4 * j; i < 4 * j + 4; ++i) p[i] = ptx::exp2_approximate(__fmaf_rn(p[i], factor, i % 2 == 0 ? -lse.x : -lse.y));
   }
 }
 
@@ -175,7 +171,8 @@ __device__ __forceinline__ void KeyGradients<kHeadDim>::compute(const BackwardPa
     const bool masked = __any_sync(kFullWarp, (window.right >= 0 && last_key > query + window.right) ||
                                                   (window.left >= 0 && query + kBlock - 1 - first_key > window.left) ||
                                                   query + kBlock > work.length || last_key >= work.length);
-    const float query_scale = stage.scales[0], gradient_scale = stage.scales[1], factor = __fmul_rn(key_factor, query_scale);
+    const float query_scale = stage.scales[0], gradient_scale = stage.scales[1],
+                factor = above_zero(__fmul_rn(key_factor, query_scale));
 
     int product[kScores];
     float p[kScores], first_gradient[kScores / 2];
@@ -186,12 +183,9 @@ __device__ __forceinline__ void KeyGradients<kHeadDim>::compute(const BackwardPa
                                   fmaxf(fabsf(stage.lse[self.lane + 64]), fabsf(stage.lse[self.lane + 96])) >= kGridEnd);
     ptx::wait_products<1>();
     ptx::fence_registers(product);
-    if (beyond) {
-      probabilities<true>(p, product, factor, stage.lse, self.lane);
-    } else {
-      probabilities<false>(p, product, factor, stage.lse, self.lane);
-    }
-    if (masked) mask_queries(p, window, key, work.length, query, self.lane);
+    const float left = scores_of(p, product, factor, beyond);
+    if (masked) mask_queries(p, kMinusInfinity, window, key, work.length, query, self.lane);
+    probabilities(p, left, stage.lse, self.lane);
     const RowScales of_p = scales_of_probabilities(p);
     store_codes<0>(p, of_p.inverse, p_at);
     ptx::wait_products<0>();
@@ -207,42 +201,34 @@ __device__ __forceinline__ void KeyGradients<kHeadDim>::compute(const BackwardPa
     hand_back(&storage.stage_free[self.stage.slot], self.lane);
     self.stage.advance();
     ptx::barrier_wait(&storage.tail_ready, self.tail.parity);
-    ptx::named_barrier_sync(meeting, 128);  // P's codes are stored
-    int of_value[32];
-    issue_stored_codes<kHeadDim, kBlock>(of_value, p_codes, tail.gradient_transposed, 0);
-    if (masked) mask_queries(p, window, key, work.length, query, self.lane);  // whatever dP of an unseen pair is
+    ptx::named_barrier_sync(meeting, 128);                                          // P's codes are stored
+    if (masked) mask_queries(p, 0.0f, window, key, work.length, query, self.lane);  // whatever dP of an unseen pair is
     const RowScales of_ds = scales_of_magnitudes(p);
     std::uint32_t codes[kCodeWords];
 #pragma unroll
     for (int w = 0; w < kCodeWords; ++w) codes[w] = code_word(p, w, of_ds.inverse);
     const float value_factors[2] = {__fmul_rn(of_p.scale[0], gradient_scale), __fmul_rn(of_p.scale[1], gradient_scale)};
     const float key_factors[2] = {__fmul_rn(of_ds.scale[0], query_scale), __fmul_rn(of_ds.scale[1], query_scale)};
-    int of_key[32];
+    // Two products in flight: a third would not fit the registers.
+    int of_value[32], of_key[32];
+    issue_stored_codes<kHeadDim, kBlock>(of_value, p_codes, tail.gradient_transposed, 0);
     issue_codes<kHeadDim, kBlock>(of_key, codes, tail.query_transposed, 0);
+    ptx::wait_products<1>();
+    ptx::fence_registers(of_value);
+    add_scaled(d_value, of_value, value_factors);
     if constexpr (kHeadDim == 128) {
-      int value_high[32], key_high[32];
-      issue_stored_codes<kHeadDim, kBlock>(value_high, p_codes, tail.gradient_transposed, 64);
-      ptx::wait_products<2>();
-      ptx::fence_registers(of_value);
-      add_scaled(d_value, of_value, value_factors);
-      issue_codes<kHeadDim, kBlock>(key_high, codes, tail.query_transposed, 64);
-      ptx::wait_products<2>();
+      issue_stored_codes<kHeadDim, kBlock>(of_value, p_codes, tail.gradient_transposed, 64);
+      ptx::wait_products<1>();
       ptx::fence_registers(of_key);
       add_scaled(d_key, of_key, key_factors);
-      ptx::wait_products<1>();
-      ptx::fence_registers(value_high);
-      add_scaled(d_value, value_high, value_factors, 32);
-      ptx::wait_products<0>();
-      ptx::fence_registers(key_high);
-      add_scaled(d_key, key_high, key_factors, 32);
-    } else {
+      issue_codes<kHeadDim, kBlock>(of_key, codes, tail.query_transposed, 64);
       ptx::wait_products<1>();
       ptx::fence_registers(of_value);
-      add_scaled(d_value, of_value, value_factors);
-      ptx::wait_products<0>();
-      ptx::fence_registers(of_key);
-      add_scaled(d_key, of_key, key_factors);
+      add_scaled(d_value, of_value, value_factors, 32);
     }
+    ptx::wait_products<0>();
+    ptx::fence_registers(of_key);
+    add_scaled(d_key, of_key, key_factors, kHeadDim == 128 ? 32 : 0);
     hand_back(&storage.tail_free, self.lane);
     self.tail.advance();
   }

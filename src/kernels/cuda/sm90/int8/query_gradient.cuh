@@ -122,17 +122,14 @@ __device__ __forceinline__ void QueryGradient<kHeadDim>::compute(const BackwardP
     float values[kScores], ds[kScores];
     issue_values<kHeadDim>(values, gradient, stage.value);
     const float key_scale = stage.scale, factor = __fmul_rn(fixed.factor, key_scale);
-    if (beyond) {
+    // An exponential holds its warp up for eight cycles unless the same piece of code goes on with its result.
+    const float left = scores_of(ds, score, factor, beyond);
 #pragma unroll
-      for (int i = 0; i < kScores; ++i) ds[i] = probability_rounded(score[i], factor, lse[i / 2 % 2]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kScores; ++i) ds[i] = probability(score[i], factor, lse[i / 2 % 2]);
-    }
+    for (int i = 0; i < kScores; ++i) ds[i] = __fmaf_rn(ds[i], left, -lse[i / 2 % 2]);
     ptx::wait_products<0>();
     ptx::fence_registers(values);
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) ds[i] = __fmul_rn(ds[i], __fadd_rn(values[i], -d[i / 2 % 2]));
+    for (int i = 0; i < kScores; ++i) ds[i] = __fmul_rn(ptx::exp2_approximate(ds[i]), __fadd_rn(values[i], -d[i / 2 % 2]));
     const bool masked = first_key + kKeyTile - 1 > window.last_key(first_query, work.length) ||
                         first_key < window.first_key(first_query + 63) || first_query + 63 >= work.length;
     if (__any_sync(kFullWarp, masked)) mask_keys(ds, window, work.first + row, work.length, first_key, self.lane);

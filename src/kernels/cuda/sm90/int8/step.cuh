@@ -103,13 +103,15 @@ __device__ __forceinline__ void issue_stored_codes(int (&d)[32], const std::uint
   ptx::commit_products();
 }
 
-/// P of the backward pass, 2^(t - lse). `rounded`: t is rounded before lse is taken off. Where both are great, a fused sum could exceed 0 by
-/// whole steps; elsewhere it is one instruction less.
-__device__ __forceinline__ float probability(int product, float factor, float lse) {
-  return ptx::exp2_approximate(__fmaf_rn(__int2float_rn(product), factor, -lse));
-}
-__device__ __forceinline__ float probability_rounded(int product, float factor, float lse) {
-  return ptx::exp2_approximate(__fadd_rn(__fmul_rn(__int2float_rn(product), factor), -lse));
+/// Sums of codes as numbers, times `factor` if `beyond`; returns the factor that is left. Where |lse| is great t is rounded before lse is taken off: a
+/// fused sum could exceed 0 by whole steps.
+__device__ __forceinline__ float scores_of(float (&s)[kScores], const int (&product)[kScores], float factor, bool beyond) {
+#pragma unroll
+  for (int i = 0; i < kScores; ++i) s[i] = __int2float_rn(product[i]);
+  if (!beyond) return factor;
+#pragma unroll
+  for (int i = 0; i < kScores; ++i) s[i] = __fmul_rn(s[i], factor);
+  return 1.0f;
 }
 
 // ---- codes ---------------------------------------------------------------------------------------------------------------------
