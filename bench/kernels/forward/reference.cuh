@@ -14,7 +14,8 @@ struct Inputs {
   int d;
   bool tilesum;
   flamia::sm90::forward::Exponential kind;
-  bool fold_values;  // token-blocks: V's exponents go into V's codes where the rows' group of 64 sees the whole tile
+  bool
+      fold_values;  // token-blocks: V's exponents go into V's codes where the rows' group of 64 sees the whole tile and no less than 256 keys
 };
 
 __device__ inline double block_reduce(double value, bool maximum, double* scratch) {
@@ -116,7 +117,8 @@ __global__ void check_rows(Inputs in, const int* document_of_row, const int* pos
         true, scratch);
     const double correction = first ? 0 : exp2(m - m_new);  // NaN times 0 stays NaN: a flagged key may come first
     const double code = visible ? (flagged ? NAN : code_of(score + shift - m_new, in.kind)) : 0;
-    const bool whole = in.fold_values && tile * 128 + 127 <= window.last_key(i / 64 * 64, doc.length);
+    const int common = window.last_key(i / 64 * 64, doc.length);
+    const bool whole = in.fold_values && common >= flamia::sm90::forward::kLeastFolded && tile * 128 + 127 <= common;
     const double fold = value_byte == 255 ? 0 : value_byte - 127 - reach;
     const double folded = visible ? (flagged ? NAN : whole ? code : code_of(score + shift + fold - m_new, in.kind)) : 0;
     const double sum = block_reduce(code, false, scratch);

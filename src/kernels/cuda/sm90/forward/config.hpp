@@ -67,6 +67,9 @@ struct Config {
   // Scale exponents a tile carries: one entry per token-block or per token.
   static constexpr int kScaleEntries = kScaleGroup == ScaleGroup::block ? kKeyTile / kBlock : kKeyTile;
 
+  // Lanes of the copy warp that write them, each arriving for itself (block_exponents.cuh).
+  static constexpr int kExponentWriters = kScaleGroup == ScaleGroup::block ? kScaleEntries + 1 : 32;
+
   // Token-blocks: two warps of the loader warpgroup fold the exponents of a mixed tile's values into their codes (fold.cuh).
   static constexpr bool kFoldValues = kScaleGroup == ScaleGroup::block;
   static constexpr int kFoldingWarps = kFoldValues ? 2 : 0;

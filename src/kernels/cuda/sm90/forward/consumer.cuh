@@ -66,11 +66,11 @@ __device__ __forceinline__ bool mixed_values(const Storage<Config>& storage, con
   return __shfl_sync(kFullWarp, storage.exponents[self.stage.slot].mixed_values, 0) != 0;
 }
 
-/// The same for tiles `from` down to `to`. A divided tile of several value exponents comes twice.
+/// The same for tiles `from` down to `to`. Divided tiles of several value exponents come twice.
 template <class Config>
-__device__ __forceinline__ void skip_tiles(Storage<Config>& storage, Consumer<Config>& self, int from, int to, int divided) {
+__device__ __forceinline__ void skip_tiles(Storage<Config>& storage, Consumer<Config>& self, int from, int to, TileRange divided) {
   for (int tile = from; tile >= to; --tile) {
-    if (Config::kFoldValues && tile == divided) {
+    if (Config::kFoldValues && tile >= divided.first && tile <= divided.last) {
       ptx::barrier_wait(&storage.tile_ready[self.stage.slot], self.stage.parity);
       const bool twice = mixed_values<Config>(storage, self);
       hand_back<Config>(storage, self);
@@ -274,24 +274,25 @@ __device__ __forceinline__ bool attend_tile(Storage<Config>& storage, Consumer<C
   return true;
 }
 
-/// Where a warpgroup stands that visits a divided tile: above it, at it with the folded copy behind it, anywhere else.
-enum class Part { above, divided, rest };
+/// Where a warpgroup stands that visits divided tiles: above them; at one as it is, with the folded copy behind it; at one that comes once, or at its
+/// folded copy; below them.
+enum class Part { above, as_it_is, last_copy, below };
 
-/// A divided tile of several value exponents lies in two stages: as it is, for warpgroups that the mask cuts it for, and folded, for the others.
-/// Passes over the one that is not this warpgroup's.
+/// A divided tile of several value exponents lies in two stages: as it is, and folded. Passes over the one that is not this warpgroup's.
 template <class Config>
 __device__ __forceinline__ Part pass_divided(Storage<Config>& storage, Consumer<Config>& self, const Item& item, Part part,
-                                             int tile, int last_visited) {
-  if (part == Part::above) {
-    if (!mixed_values<Config>(storage, self)) return Part::rest;
-    if (tile * kKeyTile + kKeyTile - 1 > item.last_common) return Part::divided;
-    hand_back<Config>(storage, self);
-  } else {
+                                             int tile, int last_divided, int last_visited) {
+  if (part == Part::as_it_is) {
     skip_tile<Config>(storage, self);
     leave_together<Config>(self);
+    if (tile >= last_visited) ptx::barrier_wait(&storage.tile_ready[self.stage.slot], self.stage.parity);
   }
-  if (tile >= last_visited) ptx::barrier_wait(&storage.tile_ready[self.stage.slot], self.stage.parity);
-  return Part::rest;
+  if (tile < last_divided) return Part::below;
+  if (!mixed_values<Config>(storage, self)) return Part::last_copy;
+  if (item.last_common < kLeastFolded || tile * kKeyTile + kKeyTile - 1 > item.last_common) return Part::as_it_is;
+  hand_back<Config>(storage, self);
+  ptx::barrier_wait(&storage.tile_ready[self.stage.slot], self.stage.parity);
+  return Part::last_copy;
 }
 
 /// All key tiles of one work item for this warpgroup's 64 queries, from the highest down.
@@ -305,8 +306,9 @@ __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Conf
       tile_range(window, first_query < 0 ? work.length : first_query, Config::kRowsPerConsumer, work.length);
   std::uint64_t* const query_ready = &storage.query_ready[self.query_barrier()];
   std::uint64_t* const query_free = &storage.query_free[self.query_barrier()];
-  const int divided =
-      Config::kFoldValues ? divided_tile(window, work.first, work.length, Config::kRowsPerConsumer, Config::kConsumers) : kNoTile;
+  const TileRange divided = Config::kFoldValues
+                                ? divided_tiles(window, work.first, work.length, Config::kRowsPerConsumer, Config::kConsumers)
+                                : TileRange{0, -1};
 
   if (own.last < own.first) {  // the warpgroup's queries lie outside the document
     if (self.warp == 0) {
@@ -336,15 +338,16 @@ __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Conf
   ptx::barrier_wait(&storage.tile_ready[self.stage.slot], self.stage.parity);
   const int unit = __shfl_sync(kFullWarp, value_unit<Config>(storage.exponents[self.stage.slot]), 0);
   int tile = own.last;
-  Part part = Config::kFoldValues && divided >= own.first && divided <= own.last ? Part::above : Part::rest;
+  const int last_divided = max(divided.first, own.first);
+  Part part = Config::kFoldValues && last_divided <= divided.last ? Part::above : Part::below;
   while (true) {
-    const int end = part == Part::above ? divided + 1 : part == Part::divided ? divided : own.first;
+    const int end = part == Part::above ? divided.last + 1 : part == Part::below ? own.first : tile;
 #pragma unroll 1
     while (tile >= end) {
       if (attend_tile<Config>(storage, self, state, item, tile, own.first, unit)) --tile;
     }
-    if (part == Part::rest) break;
-    part = pass_divided<Config>(storage, self, item, part, tile, own.first);
+    if (part == Part::below) break;
+    part = pass_divided<Config>(storage, self, item, part, tile, last_divided, own.first);
   }
   if constexpr (!Config::kLarge) {  // otherwise free since the last scores
     if (self.elected()) ptx::barrier_arrive(query_free);

@@ -35,8 +35,8 @@ struct ExponentWords {
   std::uint32_t key, value;
 };
 
-__device__ __forceinline__ ExponentWords load_exponents(const std::uint8_t* key, const std::uint8_t* value, std::int64_t first_slot,
-                                                        int lane) {
+__device__ __forceinline__ ExponentWords load_token_exponents(const std::uint8_t* key, const std::uint8_t* value,
+                                                              std::int64_t first_slot, int lane) {
   const std::int64_t at = first_slot + 4 * lane;
   return {__ldg(reinterpret_cast<const std::uint32_t*>(key + at)), __ldg(reinterpret_cast<const std::uint32_t*>(value + at))};
 }
@@ -48,14 +48,13 @@ __device__ __forceinline__ std::uint32_t blank_beyond(std::uint32_t word, std::u
   return (word & mask) | (first_byte * 0x01010101u & ~mask);
 }
 
-/// Entries of a mixed tile from the exponent bytes of the keys it stands for: one per token, or one per token-block.
+/// A token's entry of a mixed tile.
 template <class Config>
 __device__ __forceinline__ void store_entry(TileExponents<Config::kScaleEntries>& tile, int entry, int key_byte, int value_byte,
                                             int reach) {
   const bool flagged = key_byte == kFlaggedByte || value_byte == kFlaggedByte;
   tile.key_factors[entry] = flagged ? kNaN : power_of_two_full(key_byte - kExponentBias);
-  const int value = value_byte == kFlaggedByte ? -127 : value_byte - kExponentBias;
-  tile.value[entry] = Config::kFoldValues ? value : __float_as_int(power_of_two_full(value));
+  tile.value[entry] = __float_as_int(power_of_two_full(value_byte == kFlaggedByte ? -127 : value_byte - kExponentBias));
   tile.reach[entry] = reach;
 }
 
@@ -70,12 +69,6 @@ __device__ __forceinline__ int greatest_exponent(std::uint32_t word) {
     greatest = byte == kFlaggedByte ? greatest : max(greatest, byte - kExponentBias);
   }
   return greatest;
-}
-
-/// A bit for each token-block whose values' exponents are not all the greatest of the tile.
-__device__ __forceinline__ int lower_blocks(std::uint32_t word, int greatest) {
-  const unsigned lower = __ballot_sync(kFullWarp, word != (greatest + kExponentBias) * 0x01010101u);
-  return ((lower & 0xFFu) != 0) | ((lower & 0xFF00u) != 0) << 1 | ((lower & 0xFF0000u) != 0) << 2 | ((lower >> 24) != 0) << 3;
 }
 
 /// Whether all tokens have the first one's exponent and none is flagged.
@@ -104,28 +97,15 @@ __device__ __forceinline__ TileWords examine(ExponentWords words, int valid_keys
   return tile;
 }
 
-/// The token-blocks that do not have the greatest of several value exponents.
-__device__ __forceinline__ int value_folds(const TileWords& tile) {
-  return tile.one_value ? 0 : lower_blocks(tile.words.value, __reduce_max_sync(kFullWarp, greatest_exponent(tile.words.value)));
-}
-
-/// Writes the exponents of one tile; all lanes of the copy warp take part. `folded`: the folding warps make one of several value
-/// exponents.
+/// Writes the exponents of one tile; all lanes of the copy warp take part.
 template <class Config>
-__device__ __forceinline__ void store_exponents(TileExponents<Config::kScaleEntries>& tile, const TileWords& found, int lane,
-                                                bool folded) {
+__device__ __forceinline__ void store_exponents(TileExponents<Config::kScaleEntries>& tile, const TileWords& found, int lane) {
   const ExponentWords words = found.words;
-  const std::uint32_t first_key = found.first_key, first_value = found.first_value;
-  const bool one_key = found.one_key, one_value = found.one_value;
-  const int key_factor = __float_as_int(power_of_two_full(static_cast<int>(first_key) - kExponentBias));
+  const int key_factor = __float_as_int(power_of_two_full(static_cast<int>(found.first_key) - kExponentBias));
 
-  if (one_key && one_value) {
+  if (found.one_key && found.one_value) {
     if (lane == 0) {
-      *reinterpret_cast<int4*>(&tile) = make_int4(0, 0, key_factor, static_cast<int>(first_value) - kExponentBias);
-      if constexpr (Config::kScaleGroup == ScaleGroup::block) {
-        *reinterpret_cast<int4*>(tile.key_factors) = make_int4(key_factor, key_factor, key_factor, key_factor);
-        tile.value[0] = static_cast<int>(first_value) - kExponentBias;
-      }
+      *reinterpret_cast<int4*>(&tile) = make_int4(0, 0, key_factor, static_cast<int>(found.first_value) - kExponentBias);
     }
     return;
   }
@@ -138,25 +118,16 @@ __device__ __forceinline__ void store_exponents(TileExponents<Config::kScaleEntr
   }
   const int greatest = __shfl_sync(kFullWarp, reach, 31);
   const bool flagged = __any_sync(kFullWarp, has_flagged(words.key) || has_flagged(words.value));
-  const int mixed_keys = Config::kScaleGroup == ScaleGroup::block ? flagged : !one_key || flagged;
-  const int mixed_values = !one_value && !folded;
-  if (lane == 0) *reinterpret_cast<int4*>(&tile) = make_int4(mixed_keys, mixed_values, key_factor, greatest);
+  if (lane == 0) *reinterpret_cast<int4*>(&tile) = make_int4(!found.one_key || flagged, !found.one_value, key_factor, greatest);
 
-  if constexpr (Config::kScaleGroup == ScaleGroup::block) {
-    const int first_lane = lane & ~7;  // of the token-block: its first key is inside the document or the whole block is not
-    const int key_byte = __shfl_sync(kFullWarp, words.key & 255, first_lane);
-    const int value_byte = __shfl_sync(kFullWarp, words.value & 255, first_lane);
-    if (lane % 8 == 7) store_entry<Config>(tile, lane / 8, key_byte, value_byte, reach);  // it knows the block's maximum
-  } else {
-    int running = __shfl_up_sync(kFullWarp, reach, 1);
-    if (lane == 0) running = -127;
+  int running = __shfl_up_sync(kFullWarp, reach, 1);
+  if (lane == 0) running = -127;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int key_byte = words.key >> 8 * i & 255;
-      const int value_byte = words.value >> 8 * i & 255;
-      running = value_byte == kFlaggedByte ? running : max(running, value_byte - kExponentBias);
-      store_entry<Config>(tile, 4 * lane + i, key_byte, value_byte, running);
-    }
+  for (int i = 0; i < 4; ++i) {
+    const int key_byte = words.key >> 8 * i & 255;
+    const int value_byte = words.value >> 8 * i & 255;
+    running = value_byte == kFlaggedByte ? running : max(running, value_byte - kExponentBias);
+    store_entry<Config>(tile, 4 * lane + i, key_byte, value_byte, running);
   }
 }
 

@@ -45,9 +45,9 @@ __device__ __forceinline__ void prepare(Storage<Config>& storage) {
       ptx::barrier_init(&storage.query_free[i], Config::kLarge ? kWarpsPerConsumer : consumer_warps);
     }
     for (int i = 0; i < Config::kStages; ++i) {
-      ptx::barrier_init(&storage.tile_ready[i], kWarp + Config::kFoldingWarps);
+      ptx::barrier_init(&storage.tile_ready[i], Config::kExponentWriters);
       ptx::barrier_init(&storage.tile_free[i], consumer_warps);
-      if constexpr (Config::kFoldValues) ptx::barrier_init(&storage.fold_ready[i], kWarp);
+      if constexpr (Config::kFoldValues) ptx::barrier_init(&storage.fold_ready[i], Config::kExponentWriters);
     }
   }
   ptx::fence_before_async_use();

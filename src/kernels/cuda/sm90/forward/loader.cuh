@@ -7,6 +7,8 @@
 #include "../../ptx/barrier.cuh"
 #include "../../ptx/bulk_copy.cuh"
 #include "../../ptx/grid.cuh"
+#include "../../ptx/registers.cuh"
+#include "block_exponents.cuh"
 #include "config.hpp"
 #include "exponents.cuh"
 #include "storage.hpp"
@@ -71,7 +73,7 @@ __device__ __forceinline__ void copy_queries(const ForwardParams& params, Storag
 
   const std::uint32_t slot = state.query.slot;
   ptx::barrier_wait_asleep(&storage.query_free[slot], state.query.parity ^ 1, kSleep);
-  if (lane == 0) {
+  if (ptx::elect_lane()) {
     ptx::bulk_copy(storage.query[slot] + absent * kRow, params.query_codes + (row + absent) * kRow,
                    Config::kQueryBytes - absent * kRow, &storage.query_ready[slot]);
   }
@@ -136,13 +138,17 @@ __device__ __forceinline__ void copy_queries_apart(const ForwardParams& params, 
   }
 }
 
-/// The tile's values: one copy a token group, for the ones between the groups stay.
+/// The tile's values: one copy a token group, for the ones between the groups stay. By one lane, and one that `elect_lane` chose: the compiler then
+/// knows the addresses to be uniform. Given a lane a copy it loops over the lanes, nine instructions each.
 template <class Config>
 __device__ __forceinline__ void copy_values(const ForwardParams& params, Storage<Config>& storage, std::uint32_t slot,
-                                            std::int64_t row, int lane, ptx::Barrier* landed) {
-  if (lane < Config::kTokenGroups) {
-    ptx::bulk_copy(storage.value[slot] + lane * Config::kValueGroupStride,
-                   params.value_codes + row * Config::kHeadDim + lane * Config::kValueGroupBytes, Config::kValueGroupBytes, landed);
+                                            std::int64_t row, ptx::Barrier* landed) {
+  if (ptx::elect_lane()) {
+#pragma unroll
+    for (int group = 0; group < Config::kTokenGroups; ++group)
+      ptx::bulk_copy(storage.value[slot] + group * Config::kValueGroupStride,
+                     params.value_codes + row * Config::kHeadDim + group * Config::kValueGroupBytes, Config::kValueGroupBytes,
+                     landed);
   }
 }
 
@@ -153,10 +159,19 @@ __device__ __forceinline__ void request_fold(Storage<Config>& storage, CopyState
   if (lane == 0) {
     storage.folds[state.fold.slot] = request;
     ptx::barrier_arrive_expect(&storage.fold_ready[state.fold.slot], bytes);
-  } else {
+  } else if (lane < Config::kExponentWriters) {
     ptx::barrier_arrive(&storage.fold_ready[state.fold.slot]);
   }
   state.fold.advance();
+}
+
+/// Exponent bytes of a tile, asked for early.
+template <class Config>
+__device__ __forceinline__ auto load_exponents(const ForwardParams& params, std::int64_t first_slot, int lane) {
+  if constexpr (Config::kScaleGroup == ScaleGroup::block)
+    return load_block_exponents(params.key_exponents, params.value_exponents, first_slot, lane);
+  else
+    return load_token_exponents(params.key_exponents, params.value_exponents, first_slot, lane);
 }
 
 /// How a tile of several value exponents is handed over: as it is; folded (token-blocks: the folding warps make one of them); as it is, and once
@@ -170,40 +185,41 @@ __device__ __forceinline__ bool copy_tile(const ForwardParams& params, Storage<C
                                           const Work& work, int tile, int lane, Hand hand) {
   const std::uint32_t slot = state.stage.slot;
   const std::int64_t row = work.key_head * params.slots + work.slot_start + static_cast<std::int64_t>(tile) * kKeyTile;
-  const ExponentWords words = load_exponents(params.key_exponents, params.value_exponents, row, lane);
+  const auto bytes = load_exponents<Config>(params, row, lane);
   const bool fold = Config::kFoldValues && hand == Hand::folded;
   constexpr std::uint32_t value_bytes = Config::kTokenGroups * Config::kValueGroupBytes;
 
   ptx::barrier_wait_asleep(&storage.tile_free[slot], state.stage.parity ^ 1, kSleep);
-  if (lane == 0) {
+  if (ptx::elect_lane()) {
     ptx::bulk_copy(storage.key[slot], params.key_codes + row * (Config::kHeadDim * Config::kScoreBytes), Config::kKeyBytes,
                    &storage.tile_ready[slot]);
   }
-  if (!fold) copy_values<Config>(params, storage, slot, row, lane, &storage.tile_ready[slot]);
-  const TileWords found = examine(words, work.length - tile * kKeyTile, lane);
+  if (!fold) copy_values<Config>(params, storage, slot, row, &storage.tile_ready[slot]);
+  const auto found = examine(bytes, work.length - tile * kKeyTile, lane);
   int folds = 0;
   if constexpr (Config::kFoldValues) {
     if (fold) {
-      folds = value_folds(found);
-      copy_values<Config>(params, storage, slot, row, lane,
+      folds = found.lower;
+      copy_values<Config>(params, storage, slot, row,
                           folds != 0 ? &storage.fold_ready[state.fold.slot] : &storage.tile_ready[slot]);
     }
+    store_exponents<Config>(storage.exponents[slot], found, lane, folds != 0);
+    if (folds != 0) request_fold<Config>(storage, state, {folds, static_cast<std::int32_t>(slot)}, value_bytes, lane);
+  } else {
+    store_exponents<Config>(storage.exponents[slot], found, lane);
   }
-  store_exponents<Config>(storage.exponents[slot], found, lane, folds != 0);
-  if constexpr (Config::kFoldValues) {
-    if (folds != 0) {
-      request_fold<Config>(storage, state, {folds, static_cast<std::int32_t>(slot)}, value_bytes, lane);
-    } else if (lane == 0) {  // in the folding warps' place
-      ptx::barrier_arrive_many(&storage.tile_ready[slot], Config::kFoldingWarps);
-    }
-  }
-  if (lane == 0)  // last of all, for the exponents: every lane arrives for its own
+  // Last of all, for the exponents: every lane that wrote some arrives for its own. The folding warps arrive in the place of the last ones,
+  // when they are done.
+  if (lane == 0)
     ptx::barrier_arrive_expect(&storage.tile_ready[slot], Config::kKeyBytes + (folds == 0 ? value_bytes : 0));
-  else
+  else if (lane < Config::kExponentWriters - (folds == 0 ? 0 : Config::kFoldingWarps))
     ptx::barrier_arrive(&storage.tile_ready[slot]);
   __syncwarp();
   state.stage.advance();
-  return hand == Hand::plain_then_folded && !found.one_value;
+  if constexpr (Config::kFoldValues)
+    return hand == Hand::plain_then_folded && found.lower != 0;
+  else
+    return false;
 }
 
 /// Copy warp: per work item the queries, then its key tiles from the highest down; token-blocks: a divided tile of several value exponents
@@ -229,19 +245,15 @@ __device__ __forceinline__ void copy_operands(const ForwardParams& params, Stora
     if constexpr (!Config::kLarge) copy_queries<Config>(params, storage, state, work, lane);
     const TileRange range = tile_range(window, work.first, Config::kQueryTile, work.length);
     const int ask_at = range.last - range.first < Config::kTilesAhead ? range.last : range.first + Config::kTilesAhead - 1;
-    const int divided =
-        Config::kFoldValues ? divided_tile(window, work.first, work.length, Config::kRowsPerConsumer, Config::kConsumers) : kNoTile;
-    const int whole =
-        Config::kFoldValues ? window.last_key(max(work.first, 0), work.length) : -1;  // the last key that all rows see
+    const TileRange divided = Config::kFoldValues
+                                  ? divided_tiles(window, work.first, work.length, Config::kRowsPerConsumer, Config::kConsumers)
+                                  : TileRange{0, -1};
     if (range.last < range.first && !first_item && lane == 0) ptx::barrier_arrive(&storage.work_taken[slot ^ 1]);
     bool again = false;
     for (int tile = range.last; tile >= range.first;) {
       if (tile == ask_at && !again && !first_item && lane == 0) ptx::barrier_arrive(&storage.work_taken[slot ^ 1]);
-      const bool folded = again || tile * kKeyTile + kKeyTile - 1 <= whole;
-      again = copy_tile<Config>(params, storage, state, work, tile, lane,
-                                folded            ? Hand::folded
-                                : tile == divided ? Hand::plain_then_folded
-                                                  : Hand::plain);
+      const Hand hand = again || tile < divided.first ? Hand::folded : tile <= divided.last ? Hand::plain_then_folded : Hand::plain;
+      again = copy_tile<Config>(params, storage, state, work, tile, lane, hand);
       if (!again) --tile;
     }
   }

@@ -17,15 +17,15 @@ struct Work {
 };
 
 /// The exponents of a key tile, made ready by the copy warp. A tile is *uniform* when every key has one key exponent, every value one
-/// value exponent, and no token is flagged; then the first four words say everything and `mixed` entries need not be read.
+/// value exponent, and no token is flagged; then the first four words say everything, and no more are written for tokens.
 template <int kEntries>
 struct alignas(16) TileExponents {
   std::int32_t mixed_keys;       // tokens: key_factor does not hold for every key; token-blocks: some block is flagged
   std::int32_t mixed_values;     // value_exponent does not hold for every value (after folding, if the tile is folded)
-  float key_factor;              // 2^exponent of the first key
+  float key_factor;              // 2^exponent of the first key (tokens)
   std::int32_t value_exponent;   // the greatest of the tile
-  float key_factors[kEntries];   // 2^exponent; NaN for a flagged key or value. Always written for token-blocks
-  std::int32_t value[kEntries];  // value exponents, the first one always written (token-blocks); bits of 2^exponent (tokens)
+  float key_factors[kEntries];   // 2^exponent; NaN for a flagged key or value
+  std::int32_t value[kEntries];  // value exponents (token-blocks); bits of 2^exponent (tokens)
   std::int32_t reach[kEntries];  // their prefix maximum: what a row may know that sees the tile up to here
 };
 

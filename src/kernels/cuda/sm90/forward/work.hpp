@@ -36,14 +36,18 @@ FLAMIA_LAYOUT_FN int aligned_first(int first, int length, int rows, int groups_p
   return first - missing * rows;
 }
 
-/// The key tile, if there is one, that the mask's right edge cuts for some of an item's groups of `rows` queries while others see it as a whole
-/// (kNoTile: none). `first` is aligned_first's position.
-inline constexpr int kNoTile = -1;
-FLAMIA_LAYOUT_FN int divided_tile(Window window, int first, int length, int rows, int groups_per_item, int keys = kKeyTile) {
+/// V's exponents may be folded into V's codes for a group of rows (fold.cuh), or into P. Short documents are done sooner the second way, so rows
+/// of the first two tiles take it. `last_common`: the last key that all rows of the group see.
+inline constexpr int kLeastFolded = 2 * kKeyTile;
+
+/// The key tiles, if there are any, that some of an item's groups of `rows` queries take with V folded (those that see all of it) and others as
+/// they are (the mask's right edge cuts them, or the group lies too far in front). All groups take tiles above them as they are, tiles below
+/// them folded. `first` is aligned_first's position.
+FLAMIA_LAYOUT_FN TileRange divided_tiles(Window window, int first, int length, int rows, int groups_per_item) {
   const int lowest = window.last_key(first < 0 ? 0 : first, length);
   const int highest = window.last_key(first + rows * (groups_per_item - 1), length);
-  const int tile = (highest + 1) / keys - 1;  // the last one that the highest group sees as a whole
-  return tile * keys + keys - 1 > lowest ? tile : kNoTile;
+  if (highest < kLeastFolded) return {0, -1};
+  return {lowest < kLeastFolded ? 0 : (lowest + 1) / kKeyTile, (highest + 1) / kKeyTile - 1};
 }
 
 /// Tickets run over groups of heads, in a group over the items, in an item over the heads of the group: the keys and values of a group
