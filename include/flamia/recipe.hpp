@@ -91,6 +91,13 @@ struct SmoothingPolicy {  // SageAttention: subtract means over tokens
   friend bool operator==(const SmoothingPolicy&, const SmoothingPolicy&) = default;
 };
 
+/// Over how many tokens a tile's statistics are taken, in inference: the mean of Q (smoothing) and the first level of a two-level P.
+struct TilePolicy {
+  int queries = 128;
+  int keys = 128;
+  friend bool operator==(const TilePolicy&, const TilePolicy&) = default;
+};
+
 struct Recipe {
   OperandPolicy q, k, v, d_out, p, d_s;
   bool one_ds_payload = false;  // d_s.first serves both products
@@ -102,6 +109,7 @@ struct Recipe {
   AccumulationPolicy accumulation;
   SafetyPolicy safety;
   SmoothingPolicy smoothing;
+  TilePolicy tile;
   friend bool operator==(const Recipe&, const Recipe&) = default;
 
   /// "mxfp8", or the nearest name and what differs: "mxfp8 ds=32x32 dq=f32".

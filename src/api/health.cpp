@@ -67,7 +67,7 @@ Status measure(const Plan& plan, const ForwardTensors& given, const TensorView* 
     }
     return measure_operand(input, documents, policy.first, threads, result);
   };
-  const std::int64_t q_rows = settings.smooth_q ? cpu::kQueryMeanRows : 0, k_rows = settings.smooth_k ? cpu::kKeyMeanRows : 0;
+  const std::int64_t q_rows = settings.smooth_q ? settings.q_mean_rows : 0, k_rows = settings.smooth_k ? cpu::kKeyMeanRows : 0;
   if (Status s = operand(given.q, p.query_heads, settings.rotate, q_rows, recipe.q, &made.q); !s.ok()) return s;
   if (Status s = operand(given.k, p.key_heads, settings.rotate, k_rows, recipe.k, &made.k); !s.ok()) return s;
   if (Status s = operand(given.v, p.key_heads, false, 0, recipe.v, &made.v); !s.ok()) return s;

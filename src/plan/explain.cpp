@@ -90,7 +90,11 @@ std::string softmax_section(const Recipe& r) {
   text += ", l sums " + std::string(r.softmax.sum == SumOf::codes ? "the rounded codes" : "P before rounding") + "\n";
   if (r.rotate) text += "  Q and K are rotated (signs, then Hadamard); dQ and dK are rotated back\n";
   if (r.smoothing.k) text += "  the mean of K over the document's tokens is subtracted\n";
-  if (r.smoothing.q) text += "  the mean of Q over each tile is subtracted and multiplied with K in higher precision\n";
+  if (r.p.first.rule == ScaleRule::two_level)
+    text += "  the first level of P's scales is of each query's " + std::to_string(r.tile.keys) + " keys\n";
+  if (r.smoothing.q)
+    text += "  the mean of Q over each " + std::to_string(r.tile.queries) +
+            " queries is subtracted and multiplied with K in higher precision\n";
   if (!r.trains) return text;
   text +=
       "  dS uses P " + std::string(r.gradient_p == GradientP::unrounded ? "before rounding" : "as rounded") + "; dQ is summed in ";

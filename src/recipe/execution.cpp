@@ -75,6 +75,7 @@ std::vector<std::string> hopper_smoothed_gaps(const Recipe& recipe) {
   gaps.unless(p == nvfp4(1, 16, ScaleRule::two_level) || p == nvfp4(1, 16, ScaleRule::amax),
               "Q and K are smoothed but P is not NVFP4 in blocks of 16 keys");
   gaps.unless(!recipe.rotate, "Q and K are rotated and smoothed");
+  gaps.unless(recipe.tile == TilePolicy{}, "its tiles are not 128 x 128");
   gaps.unless(recipe.softmax.reference == RowReferenceRule::phase32, "Q and K are smoothed and the row reference is not phase32");
   gaps.unless(recipe.softmax.exp2 == Exp2::hardware, "exp2 is not the hardware's");
   gaps.unless(recipe.softmax.sum == SumOf::codes, "l sums unrounded probabilities");

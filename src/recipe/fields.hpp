@@ -65,6 +65,16 @@ void visit(T& x, Visitor&& v) {
   v("k", x.k);
 }
 
+template <MaybeConst<TilePolicy> T, class Visitor>
+void visit(T& x, Visitor&& v) {
+  v("queries", x.queries);
+  v("keys", x.keys);
+}
+
+/// Members that JSON has only where they differ from the default: they came after recipes had been saved, whose texts and hashes stay.
+template <class T>
+inline constexpr bool is_optional = std::same_as<T, TilePolicy>;
+
 template <MaybeConst<Recipe> T, class Visitor>
 void visit(T& x, Visitor&& v) {
   v("q", x.q);
@@ -82,6 +92,7 @@ void visit(T& x, Visitor&& v) {
   v("accumulation", x.accumulation);
   v("safety", x.safety);
   v("smoothing", x.smoothing);
+  v("tile", x.tile);
 }
 
 }  // namespace flamia::recipe

@@ -122,8 +122,8 @@ Guarantee guarantee(const Recipe& recipe) {
         rows_sharing(recipe.d_s.first, true), {&made.d_q, &made.look_back},
         "one payload of dS (" + form_text(recipe.d_s.first) + ") serves both products, so its scale is shared by queries and keys");
   if (recipe.smoothing.q)
-    collect.add({Reach::Kind::block, kTile}, {&made.outputs, &made.d_q, &made.look_back},
-                "the mean of Q is taken over a tile of 128 queries");
+    collect.add({Reach::Kind::block, recipe.tile.queries}, {&made.outputs, &made.d_q, &made.look_back},
+                "the mean of Q is taken over a tile of " + std::to_string(recipe.tile.queries) + " queries");
   if (recipe.smoothing.k)
     collect.add({Reach::Kind::document}, {&made.outputs, &made.d_q}, "the mean of K is taken over all tokens of the document");
   if (recipe.trains && recipe.accumulation.dq_f16 && recipe.accumulation.dq_prescale == PreScale::sequence)

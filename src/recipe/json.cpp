@@ -22,7 +22,12 @@ Json written(const T& x) {
     return x;
   } else {
     Json object = Json::object();
-    recipe::visit(x, [&](const char* name, const auto& member) { object[name] = written(member); });
+    recipe::visit(x, [&](const char* name, const auto& member) {
+      using Member = std::remove_cvref_t<decltype(member)>;
+      if constexpr (recipe::is_optional<Member>)
+        if (member == Member{}) return;
+      object[name] = written(member);
+    });
     return object;
   }
 }
@@ -41,7 +46,8 @@ class Reader {
       const std::string inner = path.empty() ? name : path + "." + name;
       const auto found = json.find(name);
       if (found == json.end()) {
-        if (complete_) fail("key \"" + inner + "\" is missing; give it, or name a \"base\" recipe that the other keys come from");
+        if (complete_ && !recipe::is_optional<std::remove_cvref_t<decltype(member)>>)
+          fail("key \"" + inner + "\" is missing; give it, or name a \"base\" recipe that the other keys come from");
       } else {
         value(*found, inner, member);
       }

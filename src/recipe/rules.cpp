@@ -126,6 +126,15 @@ constexpr RecipeRule kRecipeRules[] = {
        return r.trains && (r.p.first.rule == ScaleRule::two_level || r.p.second.rule == ScaleRule::two_level);
      },
      "two-level P is for inference; for training give P a constant or blocks"},
+    {[](const Recipe& r) {
+       const auto fits = [](int n) { return n == 32 || n == 64 || n == 128; };
+       return !fits(r.tile.queries) || !fits(r.tile.keys);
+     },
+     "tile: statistics are taken over 32, 64 or 128 queries and keys"},
+    {[](const Recipe& r) { return r.tile.queries != 128 && !r.smoothing.q; },
+     "tile: its queries share the mean of Q alone, and Q is not smoothed; use smooth-q=on or 128 queries"},
+    {[](const Recipe& r) { return r.tile.keys != 128 && (r.trains || r.p.first.rule != ScaleRule::two_level); },
+     "tile: its keys share the first level of a two-level P alone, as \"sage3\" has it; use 128 keys"},
     {[](const Recipe& r) { return r.softmax.polynomial_degree < 2 || r.softmax.polynomial_degree > 4; },
      "the polynomial of exp2 has degree 2, 3 or 4"},
     {[](const Recipe& r) { return r.softmax.polynomial_sixteenths < 0 || r.softmax.polynomial_sixteenths > 16; },

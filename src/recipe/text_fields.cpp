@@ -147,6 +147,12 @@ constexpr TextField kFields[] = {
     on_off<&R::safety, &SafetyPolicy::fold_k>("fold-k"),
     on_off<&R::smoothing, &SmoothingPolicy::q>("smooth-q"),
     on_off<&R::smoothing, &SmoothingPolicy::k>("smooth-k"),
+    {"tile", "queries x keys, such as 64x128 (the mean of Q, the first level of P)",
+     [](const R& r) { return std::to_string(r.tile.queries) + "x" + std::to_string(r.tile.keys); },
+     [](std::string_view text, R* r) {
+       std::string_view queries, keys;
+       return split(text, 'x', &queries, &keys) && read_number(queries, &r->tile.queries) && read_number(keys, &r->tile.keys);
+     }},
 };
 
 // ---- shorthands ----

@@ -110,6 +110,45 @@ TEST(Sage3, TheRankOneCorrectionRestoresTheScores) {
   EXPECT_GT(relative_l2(run(wrong, smoothed).o, t.o), 5e-2);
 }
 
+/// Means of 64 queries follow what 64 queries share, and the correction is each one's own; those of 128 do not.
+TEST(Sage3, TilesOfQueries) {
+  Input in = packed_normal(404, true, 2);
+  for (std::size_t b = 0; b + 1 < in.cu_seqlens.size(); ++b)
+    for (std::int64_t token = in.cu_seqlens[b]; token < in.cu_seqlens[b + 1]; ++token)
+      for (int head = 0; head < 4; ++head)
+        for (int c = 0; c < 128; c += 5) {
+          float& x = in.q_row(token, head)[c];
+          x = numerics::round_bf16(x + ((token - in.cu_seqlens[b]) / 64 % 2 == 0 ? 8.f : -8.f));
+        }
+  const cpu::OracleResult t = truth(in, false);
+  EXPECT_LT(relative_l2(run(in, recipe("bf16 trains=off smooth-q=on smooth-k=on tile=64x128")).o, t.o), 6e-3);
+  EXPECT_LT(relative_l2(run(in, recipe("bf16 trains=off smooth-q=on smooth-k=on tile=32x128")).lse, t.lse), 1e-3);
+  const double whole = relative_l2(run(in, recipe("sage3")).o, t.o),
+               half = relative_l2(run(in, recipe("sage3 tile=64x128")).o, t.o);
+  EXPECT_LT(half, .8 * whole);
+  EXPECT_NEAR(relative_l2(run(in, recipe("sage3 tile=32x128")).o, t.o), half, .1 * half);
+}
+
+/// 64 keys that have 2^-20 of the others' attention and all of the values: below the first level of the others E4M3 has no scale for them.
+TEST(Sage3, TilesOfKeys) {
+  Input in = normal_input({.lengths = {128, 100}, .mask = {false, -1, -1}}, fresh_seed() + 405);
+  for (std::int64_t token = 0; token < in.problem.tokens; ++token) {
+    const bool faint = (token < 128 ? token : token - 128) >= 64;
+    for (int c = 0; c < 128; ++c) {
+      in.q_row(token, 0)[c] = c == 0 ? 8.f : 0.f;
+      in.k_row(token, 0)[c] = c == 0 && faint ? -20.f : 0.f;
+      if (!faint) in.v_row(token, 0)[c] = 0.f;
+    }
+  }
+  in.problem.scale = 0.0866433976f;  // ln 2 / 8: a key's first channel is its attention's power of two
+  const cpu::OracleResult t = truth(in, false);
+  for (const std::string codes : {"sage3 smooth-k=off", "sage3 smooth-k=off exp2=mitchell"}) {
+    for (const char* tile : {" tile=128x64", " tile=128x32"})
+      EXPECT_LT(relative_l2(run(in, recipe(codes + tile)).o, t.o), .2) << codes << tile;
+    EXPECT_GT(relative_l2(run(in, recipe(codes)).o, t.o), .9) << codes;
+  }
+}
+
 TEST(Sage3, WindowsAreRefusedWithWhatHasThem) {
   Problem p;
   p.tokens = 64, p.head_dim = 64, p.query_heads = p.key_heads = 1;

@@ -78,6 +78,8 @@ INSTANTIATE_TEST_SUITE_P(
         Broken{"mxfp8 q1=e4m3/1x8/ue8m0/ceil", "in steps that no MMA applies"},
         Broken{"nvfp4 nvfp4=amax v1=e2m1/1xall/e4m3/amax_or_smaller", "O multiplies"},
         Broken{"mxfp8 p1=e2m1/1x16/e4m3/two_level p2=e2m1/1x16/e4m3/two_level", "two-level P is for inference"},
+        Broken{"sage3 tile=48x64", "32, 64 or 128 queries and keys"}, Broken{"sage3-exact tile=64x128", "Q is not smoothed"},
+        Broken{"nvfp4 tile=128x64", "two-level P alone"}, Broken{"sage3 p1=e2m1/1x16/e4m3/amax tile=128x64", "two-level P alone"},
         Broken{"mxfp8 q1=e2m1/32xall/e4m3/amax_or_smaller k1=e2m1/32xall/e4m3/amax", "amax_or_smaller is for E2M1"}));
 
 TEST(Rules, AllAreReportedAtOnce) {

@@ -125,7 +125,7 @@ TEST(Names, EveryMemberShowsInNameAndHash) {
   });
   EXPECT_EQ(names.size(), static_cast<std::size_t>(members) + 1);
   EXPECT_EQ(hashes.size(), static_cast<std::size_t>(members) + 1);
-  EXPECT_EQ(members, 12 * 8 + 5 + 5 + 5 + 2 + 2);
+  EXPECT_EQ(members, 12 * 8 + 5 + 5 + 5 + 2 + 2 + 2);
 }
 
 TEST(Errors, NameTheFieldAndWhatIsNear) {
@@ -189,6 +189,14 @@ TEST(Json, FromJsonOfToJsonIsTheIdentityOnRandomRecipes) {
     ASSERT_EQ(back, recipe);
     ASSERT_EQ(back.hash(), recipe.hash());
   }
+}
+
+TEST(Json, AMemberThatCameLaterIsOptional) {
+  EXPECT_EQ(parsed("sage3").to_json().find("tile"), std::string::npos);
+  Recipe back;
+  ASSERT_TRUE(Recipe::from_json(parsed("sage3 tile=64x32").to_json(), &back).ok());
+  EXPECT_EQ(back, parsed("sage3 tile=64x32"));
+  EXPECT_NE(back.hash(), parsed("sage3").hash());
 }
 
 TEST(Json, ABaseFillsInWhatIsMissing) {

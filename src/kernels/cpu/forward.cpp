@@ -24,7 +24,7 @@ Status take_means(const Settings& settings, const schedule::Documents& documents
     return quantize::means(input, documents, rows, threads, {out, static_cast<std::size_t>(blocks * input.heads * input.dim)});
   };
   if (settings.smooth_q)
-    if (Status status = means(in->q, work.q_means, work.q_mean_blocks, kQueryMeanRows); !status.ok()) return status;
+    if (Status status = means(in->q, work.q_means, work.q_mean_blocks, settings.q_mean_rows); !status.ok()) return status;
   if (settings.smooth_k) return means(in->k, work.k_means, work.k_mean_blocks, kKeyMeanRows);
   return {};
 }
@@ -87,7 +87,7 @@ Status forward_with(Isa isa, const Problem& problem, const Recipe& recipe, const
   call.lse = tensors.lse;
   call.q_rows = tensors.q;
   call.k_rows = tensors.k;
-  if (settings.smooth_q) call.q_means = {inputs.q.subtract, sizes.index(kQueryMeanRows), kQueryMeanRows};
+  if (settings.smooth_q) call.q_means = {inputs.q.subtract, sizes.index(settings.q_mean_rows), settings.q_mean_rows};
   if (settings.smooth_k) call.k_means = {inputs.k.subtract, sizes.index(kKeyMeanRows), kKeyMeanRows};
   if (saved) {
     call.m = reinterpret_cast<float*>(static_cast<char*>(saved) + layout.m);

@@ -91,7 +91,7 @@ BlockSizes block_sizes(const Recipe& recipe) {
       if (form->group.kind == Group::Kind::blocks && form->group.rows != 1) sizes.add(quantize::rows_of(form->group));
       if (form->rule == ScaleRule::two_level) sizes.add(quantize::kFirstLevelRows);
     }
-  if (recipe.smoothing.q) sizes.add(kQueryMeanRows);
+  if (recipe.smoothing.q) sizes.add(recipe.tile.queries);
   if (recipe.smoothing.k) sizes.add(kKeyMeanRows);
   return sizes;
 }
@@ -143,7 +143,7 @@ WorkspaceLayout workspace_layout(const Problem& problem, const Recipe& recipe, P
     layout.forms = parts.take(layout.forward_forms.bytes);
     const std::int64_t dim = problem.head_dim;
     if (recipe.smoothing.q) {
-      layout.q_mean_blocks = problem.tokens / kQueryMeanRows + problem.documents;
+      layout.q_mean_blocks = problem.tokens / recipe.tile.queries + problem.documents;
       layout.q_means = parts.take_array<float>(layout.q_mean_blocks * problem.query_heads * dim);
     }
     if (recipe.smoothing.k) {

@@ -60,8 +60,7 @@ struct BlockSizes {
   void add(std::int64_t tokens);              // once
 };
 
-/// Tokens of a block of which smoothing subtracts the mean: a tile of queries, all keys of a document.
-inline constexpr std::int64_t kQueryMeanRows = kTile;
+/// Tokens of a block of which smoothing subtracts the mean: all keys of a document. (Of queries: the recipe's tile.)
 inline constexpr std::int64_t kKeyMeanRows = std::int64_t{1} << 40;
 BlockSizes block_sizes(const Recipe& recipe);
 

@@ -51,7 +51,7 @@ Status lower_pieces(const Recipe& r, Settings& s) {
     return p.kind == Payload::Kind::blocks && (p.scale == ScaleType::f32 || p.two_level || p.first_level != 1.f);
   };
   const auto along = [](const Payload& p, int extent) {
-    return p.kind == Payload::Kind::blocks && p.scale == ScaleType::f32 ? extent : schedule::kTile;
+    return p.kind == Payload::Kind::blocks && p.scale == ScaleType::f32 ? extent : p.line;
   };
   struct Piece {
     const char* product;
@@ -211,8 +211,10 @@ Status lower(const Problem& problem, const Recipe& recipe, Settings* settings) {
       if (Status status = check_operand(name, *form, problem.head_dim); !status.ok()) return status;
   s.smooth_q = recipe.smoothing.q;
   s.smooth_k = recipe.smoothing.k;
+  s.q_mean_rows = recipe.tile.queries;
   if (Status status = recipe::can_mask(recipe, problem.mask); !status.ok()) return status;
   if (Status status = lower_payload("p.first", recipe.p.first, true, &s.p_first); !status.ok()) return status;
+  if (s.p_first.two_level) s.p_first.line = recipe.tile.keys;
   if (Status status = lower_payload("p.second", recipe.p.second, true, &s.p_second); !status.ok()) return status;
   s.one_ds_payload = recipe.one_ds_payload;
   if (Status status = lower_payload("d_s.first", recipe.d_s.first, false, &s.ds_first); !status.ok()) return status;

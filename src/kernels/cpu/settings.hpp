@@ -14,6 +14,7 @@ namespace flamia::cpu {
 
 /// How P or dS is rounded for one of its products.
 struct Payload {
+  static constexpr int kLeastLine = 32;
   enum class Kind : std::uint8_t {
     plain,     // BF16, no scale
     constant,  // P: times 2^B (in the argument of exp2); dS: times 2^8
@@ -25,7 +26,8 @@ struct Payload {
   ScaleType scale = ScaleType::ue8m0;  // of blocks
   bool floor = false;                  // exponent rule of blocks and tensor
   bool amax = false;                   // tensor: scale = amax / 448 in FP32, not a power of two
-  bool two_level = false;              // blocks with E4M3 scales: a maximum of the tile's line along the contraction comes first
+  bool two_level = false;              // blocks with E4M3 scales: a maximum of a line of the tile along the contraction comes first
+  int line = schedule::kTile;          // keys of such a line of a query
   float first_level = 1.f;             // else this constant does
   float first_level_log2 = 0.f;
   int rows = schedule::kTile;     // of a block: queries
@@ -69,6 +71,7 @@ struct Settings {
   bool fold_v = false, fold_k = false;
   bool rotate = false;
   bool smooth_q = false, smooth_k = false;
+  int q_mean_rows = schedule::kTile;  // queries that share a mean
 };
 
 /// Errors say which field this backend does not compute, and what it does.

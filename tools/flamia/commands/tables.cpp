@@ -19,12 +19,15 @@ namespace flamia::cli {
 namespace {
 
 constexpr const char* kRecipes =
-    "bf16,mxfp8,mxfp8-exact,nvfp4,nvfp4-exact,nvfp4-full,nvfp4-full ds=32x32,nvfp4-full fold-v=on fold-k=on,sagebwd,"
-    "sagebwd smooth-k=off,sagebwd do1=int8/128xall/f32/amax v2=int8/128xall/f32/amax dov-bf16=off,sagebwd ds=128x64,"
+    "bf16,mxfp8,mxfp8-exact,nvfp4,nvfp4-exact,nvfp4-full,nvfp4-full ds=32x32,nvfp4-full fold-v=on fold-k=on,"
+    "nvfp4-full v1=e2m1/1xall/ue8m0/ceil,sagebwd,sagebwd smooth-k=off,sagebwd trains=off smooth-q=on,"
+    "sagebwd do1=int8/128xall/f32/amax v2=int8/128xall/f32/amax dov-bf16=off,sagebwd ds=128x64,"
     "sagebwd k1=int8/64xall/f32/amax k2=int8/64xall/f32/amax v1=int8/64xall/f32/amax p2=int8/128x64/f32/amax ds=128x64,"
     "fp8-tensor,mxfp8-floor,"
-    "sage3,sage3 p1=e2m1/1x16/e4m3/amax/x0.00037202382,sage3 p1=e2m1/1x16/e4m3/amax,sage3 smooth-q=off,sage3 smooth-k=off,"
+    "sage3,sage3 p1=e2m1/1x16/e4m3/amax/x0.00037202382,sage3 p1=e2m1/1x16/e4m3/amax,sage3 tile=64x64,sage3 smooth-q=off,"
+    "sage3 smooth-k=off,"
     "sage3 smooth-q=off smooth-k=off,sage3 smooth-q=off smooth-k=off rotate=on,sage3-exact,"
+    "sage3-exact v1=e2m1/1xall/ue8m0/ceil,"
     "sage3 q1=e2m1/1x32/ue8m0/floor k1=e2m1/1x32/ue8m0/floor v1=e2m1/32x1/ue8m0/floor p1=e2m1/1x32/ue8m0/floor,"
     "sage3 q1=e2m1/1x32/e4m3/amax k1=e2m1/1x32/e4m3/amax v1=e2m1/32x1/e4m3/amax p1=e2m1/1x32/e4m3/two_level,"
     "sage3 q1=e2m1/1x16/ue8m0/ceil k1=e2m1/1x16/ue8m0/ceil v1=e2m1/16x1/ue8m0/ceil p1=e2m1/1x16/ue8m0/ceil,"

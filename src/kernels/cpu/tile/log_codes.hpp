@@ -35,10 +35,12 @@ FLAMIA_FN float log2_of_e4m3(float x) {
   return x > 0.f ? static_cast<float>(static_cast<int>(bits >> 23) - 127) + kMantissa[bits >> 20 & 7u] : 0.f;
 }
 
-/// Greatest x of each block of keys, -inf where there is none, into b.factors; of each row of the tile into `line`.
-static void greatest_logs(const Payload& form, const float* x, const TileShape& t, float* greatest, float* line) {
-  for (int i = 0; i < t.width; ++i) line[i] = -numerics::infinity();
+/// Greatest x of each block of keys, -inf where there is none, into `greatest`; of each line of the tile into `lines`.
+static void greatest_logs(const Payload& form, const float* x, const TileShape& t, float* greatest, float* lines) {
   for (int j = 0; j < t.keys; ++j) {
+    float* line = lines + j / form.line * kTile;
+    if (j % form.line == 0)
+      for (int i = 0; i < t.width; ++i) line[i] = -numerics::infinity();
     float* block = greatest + j / form.columns * kTile;
     if (j % form.columns == 0)
       for (int i = 0; i < t.width; ++i) block[i] = -numerics::infinity();
@@ -57,15 +59,18 @@ static OuterFactors round_log_blocks(const Settings& s, const float* x, float* v
                                      ProbeCounts* counts) {
   const Payload& form = s.p_first;
   TileRows& rows = *b.rows;
-  alignas(64) float line[kTile], scale[kTile], log_scale[kTile];
+  alignas(64) float lines[kTile / Payload::kLeastLine * kTile], scale[kTile], log_scale[kTile];
   float* const greatest = reinterpret_cast<float*>(b.magnitudes);
-  detail::greatest_logs(form, x, t, greatest, line);
+  detail::greatest_logs(form, x, t, greatest, lines);
   const bool exponents = form.scale == ScaleType::ue8m0;
   const bool outer = !exponents && (form.two_level || form.first_level != 1.f);
-  for (int i = 0; i < t.width; ++i) {
-    const float top = numerics::exp2_reference(line[i]);
-    b.factors[i] = !form.two_level ? form.first_level : top > 0.f ? top / 2688.f : 1.f;
-    line[i] = !form.two_level ? form.first_level_log2 : top > 0.f ? numerics::add(line[i], -11.3923174f) : 0.f;  // log2 of it
+  for (int first = 0; first < t.keys; first += form.line) {
+    float *line = lines + first / form.line * kTile, *factor = b.factors + first / form.line * kTile;
+    for (int i = 0; i < t.width; ++i) {
+      const float top = numerics::exp2_reference(line[i]);
+      factor[i] = !form.two_level ? form.first_level : top > 0.f ? top / 2688.f : 1.f;
+      line[i] = !form.two_level ? form.first_level_log2 : top > 0.f ? numerics::add(line[i], -11.3923174f) : 0.f;  // log2 of it
+    }
   }
   for (int j = 0; j < t.keys; ++j) {
     if (j % form.columns == 0)
@@ -75,8 +80,8 @@ static OuterFactors round_log_blocks(const Settings& s, const float* x, float* v
           const int e = payload_exponent(form, numerics::bits_of(amax));
           scale[i] = numerics::pow2(e), log_scale[i] = static_cast<float>(e);
         } else {
-          scale[i] = numerics::round_e4m3(amax / numerics::mul(6.f, b.factors[i]));
-          log_scale[i] = numerics::add(detail::log2_of_e4m3(scale[i]), line[i]);
+          scale[i] = numerics::round_e4m3(amax / numerics::mul(6.f, b.factors[j / form.line * kTile + i]));
+          log_scale[i] = numerics::add(detail::log2_of_e4m3(scale[i]), lines[j / form.line * kTile + i]);
         }
       }
     const float* in = x + j * kTile;
@@ -95,7 +100,7 @@ static OuterFactors round_log_blocks(const Settings& s, const float* x, float* v
       counts->p_zero += out[i] == 0.f && in[i] > -126.f;
     }
   }
-  return outer ? OuterFactors{b.factors, kTile} : OuterFactors{};
+  return outer ? OuterFactors{b.factors, form.line} : OuterFactors{};
 }
 
 }  // namespace flamia::cpu::FLAMIA_ISA

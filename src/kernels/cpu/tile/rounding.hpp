@@ -3,7 +3,7 @@
 //
 //   ue8m0  the exponents of payload.hpp, multiplied into the values
 //   e4m3   byte = E4M3(amax / fl(largest * first)), s = value(byte), code = encode(x / fl(s * first)); s * code, which is exact, is the
-//          value and `first` the outer factor: the form's constant, or that of the tile's line along the contraction (quantize::first_level)
+//          value and `first` the outer factor: the form's constant, or that of a line of the tile along the contraction (quantize::first_level)
 //   f32    s = fl(amax / largest), code = encode(x / s); the code is the value, s the outer factor
 //
 // A scale of 0 has codes 0. NaN counts in no maximum and stays NaN.
@@ -42,7 +42,7 @@ FLAMIA_FN float first_level(std::uint32_t magnitude, float largest) {
   return quantize::first_level(numerics::float_of(magnitude), largest);
 }
 
-/// The first level of E4M3 scales: of each query's row of the tile, of each key's column, or of the whole tile.
+/// The first level of E4M3 scales: of each query's lines of the tile, of each key's column, or of the whole tile.
 static OuterFactors first_levels(const Payload& form, const TileShape& t, const std::uint32_t* magnitudes, float* table) {
   const int blocks = (t.keys + form.columns - 1) / form.columns;
   const float largest = largest_code(form.element);
@@ -52,14 +52,17 @@ static OuterFactors first_levels(const Payload& form, const TileShape& t, const 
     return {table, kTile};
   }
   if (form.rows == 1) {
-    std::uint32_t line[kTile] = {};
-    for (int block = 0; block < blocks; ++block)
-      for (int i = 0; i < t.width; ++i) {
-        const std::uint32_t x = magnitudes[block * kTile + i];
-        line[i] = line[i] > x ? line[i] : x;
-      }
-    for (int i = 0; i < t.width; ++i) table[i] = first_level(line[i], largest);
-    return {table, kTile};
+    const int per_line = form.line / form.columns;
+    for (int begin = 0; begin < blocks; begin += per_line) {
+      std::uint32_t line[kTile] = {};
+      for (int block = begin; block < numerics::min_of(begin + per_line, blocks); ++block)
+        for (int i = 0; i < t.width; ++i) {
+          const std::uint32_t x = magnitudes[block * kTile + i];
+          line[i] = line[i] > x ? line[i] : x;
+        }
+      for (int i = 0; i < t.width; ++i) table[begin / per_line * kTile + i] = first_level(line[i], largest);
+    }
+    return {table, form.line};
   }
   const bool of_tile = form.columns != 1;
   std::uint32_t line = 0;

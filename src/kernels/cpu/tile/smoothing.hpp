@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What smoothing owes to the scores. With q' the mean of the query tile and k' the mean of the document's keys (quantize/means.hpp):
+// What smoothing owes to the scores. With q' the mean of the query's tile and k' the mean of the document's keys (quantize/means.hpp):
 //
 //   q_i . k_j = (q_i - q') . (k_j - k') + q' . (k_j - k') + q_i . k'
 //
@@ -40,7 +40,6 @@ static void add_mean_scores(const ForwardCall& call, const Item& item, int key_h
   const Settings& s = *call.settings;
   TileRows& rows = *b.rows;
   const Document& document = item.document;
-  const float* q_mean = detail::mean_row(s, call.q_means, document, t.q0, item.head, s.query_heads);
   const float* k_mean = s.smooth_k ? detail::mean_row(s, call.k_means, document, t.k0, key_head, s.key_heads) : nullptr;
   const float unit = numerics::mul(rows.q_factor, rows.k_factor);
   for (int i = 0; i < t.width; ++i)
@@ -50,9 +49,13 @@ static void add_mean_scores(const ForwardCall& call, const Item& item, int key_h
     if (rows.k_flagged[j]) continue;  // its pairs are NaN already
     detail::read_rotated(s, call.k_rows, document.start + t.k0 + j, key_head, s.key_heads, key);
     for (int c = 0; c < s.head_dim && k_mean; ++c) key[c] = numerics::add(key[c], -k_mean[c]);
-    const float score = detail::dot(q_mean, key, s.head_dim);
     float* y = b.scores + j * kTile;
-    for (int i = 0; i < t.width; ++i) y[i] = numerics::fma(score, rows.lane[i], y[i]);
+    for (int begin = 0; begin < t.queries; begin += s.q_mean_rows) {
+      const int end = numerics::min_of(begin + s.q_mean_rows, t.width);
+      const float score =
+          detail::dot(detail::mean_row(s, call.q_means, document, t.q0 + begin, item.head, s.query_heads), key, s.head_dim);
+      for (int i = begin; i < end; ++i) y[i] = numerics::fma(score, rows.lane[i], y[i]);
+    }
   }
 }
 
