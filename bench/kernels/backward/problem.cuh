@@ -90,10 +90,12 @@ T* device_array(std::int64_t count, int poison = 0xFF) {
   return pointer;
 }
 
-/// One operand both ways; `halves`: NVFP4 as code times scale in FP16, rows of twice as many bytes.
+/// One operand both ways; `halves`: NVFP4 as code times scale in FP16, rows of twice as many bytes; `nvfp4` and `scales`: the same as codes, tokens by
+/// themselves.
 struct Operand {
   std::uint8_t *rows, *transposed, *exponents;
   std::uint16_t *rows16, *halves;
+  std::uint8_t *nvfp4, *scales;
 };
 
 struct Problem {
@@ -206,10 +208,17 @@ __global__ void encode_nvfp4(const float* in, Operand out, const Document* docum
     for (int first = 0; first < kHeadDim; first += 16) {
       float amax = 0.0f;
       for (int c = first; c < first + 16; ++c) amax = fmaxf(amax, fabsf(x[c]));
-      const float scale = decode(encode(amax / 6.0f));
+      const auto byte = encode(amax / 6.0f);
+      const float scale = decode(byte);
+      const std::int64_t row = head * s.slots + slot;
+      out.scales[row * (kHeadDim / 16) + first / 16] = flagged ? 0x7f : byte;
       for (int c = first; c < first + 16; ++c) {
         const float value = flagged || scale == 0.0f ? 0.0f : copysignf(round_e2m1(fabsf(x[c]) / scale) * scale, x[c]);
         out.halves[rows_offset(s.slots, 2 * kHeadDim, head, slot, 2 * c) / 2] = half_bits(value);  // exact
+        const float code = scale == 0.0f ? 0.0f : fabsf(value) / scale;
+        const int bits = half_bits(code * 0x1p-14f) >> 9 | (value < 0.0f ? 8 : 0);
+        std::uint8_t& two = out.nvfp4[row * (kHeadDim / 2) + c / 2];
+        two = c % 2 == 0 ? bits : two | bits << 4;
       }
     }
   }
@@ -217,11 +226,16 @@ __global__ void encode_nvfp4(const float* in, Operand out, const Document* docum
 
 inline Operand make_operand(Problem& p, int heads) {
   const std::int64_t n = heads * p.slots;
-  Operand o{device_array<std::uint8_t>(n * p.shape.head_dim, 0), device_array<std::uint8_t>(n * p.shape.head_dim, 0),
-            device_array<std::uint8_t>(n), device_array<std::uint16_t>(n * p.shape.head_dim, 0),
-            device_array<std::uint16_t>(n * p.shape.head_dim, 0)};
-  for (void* x : {static_cast<void*>(o.rows), static_cast<void*>(o.transposed), static_cast<void*>(o.exponents),
-                  static_cast<void*>(o.rows16), static_cast<void*>(o.halves)})
+  Operand o{device_array<std::uint8_t>(n * p.shape.head_dim, 0),
+            device_array<std::uint8_t>(n * p.shape.head_dim, 0),
+            device_array<std::uint8_t>(n),
+            device_array<std::uint16_t>(n * p.shape.head_dim, 0),
+            device_array<std::uint16_t>(n * p.shape.head_dim, 0),
+            device_array<std::uint8_t>(n * p.shape.head_dim / 2, 0),
+            device_array<std::uint8_t>(n * p.shape.head_dim / 16, 0)};
+  for (void* x :
+       {static_cast<void*>(o.rows), static_cast<void*>(o.transposed), static_cast<void*>(o.exponents), static_cast<void*>(o.rows16),
+        static_cast<void*>(o.halves), static_cast<void*>(o.nvfp4), static_cast<void*>(o.scales)})
     p.owned.push_back(x);
   return o;
 }
@@ -304,6 +318,7 @@ inline Problem make_problem(const Shape& shape) {
   if (shape.nvfp4()) {
     b.query_rows = reinterpret_cast<const std::uint8_t*>(p.query.halves);
     b.key_rows = reinterpret_cast<const std::uint8_t*>(p.key.halves);
+    b.key_codes = p.key.rows, b.key_nvfp4 = p.key.nvfp4, b.key_scales = p.key.scales;
   }
   b.value_rows = p.value.rows, b.value_exponents = p.value.exponents;
   b.row_reference = p.reference, b.d_prime = p.d_prime, b.dq_exponent = p.dq_exponent;

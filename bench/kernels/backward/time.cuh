@@ -98,6 +98,8 @@ inline Timing time_workload(const Shape& shape, int mixed_every, int repeats, st
       random_codes<<<2048, 256>>>(p.value.rows, kn * d, 7);
   random_rows16<<<2048, 256>>>(p.query.rows16, qn * d, 8), random_rows16<<<2048, 256>>>(p.key.rows16, kn * d, 10);
   random_halves<<<2048, 256>>>(p.query.halves, qn * d, 11), random_halves<<<2048, 256>>>(p.key.halves, kn * d, 12);
+  random_codes<<<2048, 256>>>(p.key.nvfp4, kn * d / 2, 13);
+  CHECK(cudaMemset(p.key.scales, 0x2c, kn * d / 16));  // E4M3 .375
   for (auto [bytes, n, seed] :
        {std::tuple{p.query.exponents, qn, 1}, {p.gradient.exponents, qn, 2}, {p.key.exponents, kn, 3}, {p.value.exponents, kn, 4}})
     constant_bytes<<<512, 256>>>(bytes, n, 127 - 7, mixed_every, seed);

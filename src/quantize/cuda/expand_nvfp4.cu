@@ -4,29 +4,13 @@
 #include "quantize/cuda/expand_nvfp4.hpp"
 
 #include "kernels/cuda/device_status.hpp"
-#include "kernels/cuda/ptx/half.cuh"
 #include "kernels/cuda/sm90/layout.hpp"
+#include "kernels/cuda/sm90/nvfp4_values.cuh"
 #include "quantize/cuda/quantise.hpp"
 #include "quantize/cuda/two_operands.cuh"
 
 namespace flamia::quantize::gpu {
 namespace {
-
-constexpr std::uint32_t kFlaggedScale = 0x7f;
-constexpr std::uint32_t kTwoTo14 = 0x74007400, kTwoTo8 = 0x5c005c00;  // in FP16, twice
-
-/// Bits of E2M1 and E4M3 at the upper end of FP16's mantissa are 2^-14 and 2^-8 of their value. All products are exact.
-__device__ __forceinline__ uint4 values_of(std::uint32_t codes, std::uint32_t scale) {
-  const std::uint32_t bits = scale == kFlaggedScale ? 0u : scale << 7, factor = ptx::multiply_f16x2(bits | bits << 16, kTwoTo8);
-  std::uint32_t words[4];
-#pragma unroll
-  for (int pair = 0; pair < 4; ++pair) {
-    const std::uint32_t low = codes >> 8 * pair & 15u, high = codes >> (8 * pair + 4) & 15u;
-    const std::uint32_t both = low | high << 16, small = (both & 0x00070007u) << 9 | (both & 0x00080008u) << 12;
-    words[pair] = ptx::multiply_f16x2(ptx::multiply_f16x2(small, kTwoTo14), factor);
-  }
-  return {words[0], words[1], words[2], words[3]};
-}
 
 /// Grid: slots in x, heads of both operands in y.
 template <int D>
@@ -52,7 +36,7 @@ __global__ __launch_bounds__(kThreads) void expand_nvfp4_kernel(const __grid_con
   }
 #pragma unroll
   for (int i = 0; i < kOctetsPerThread; ++i)
-    if (to[i] >= 0) *reinterpret_cast<uint4*>(halves + to[i]) = values_of(code[i], scale[i]);
+    if (to[i] >= 0) *reinterpret_cast<uint4*>(halves + to[i]) = sm90::nvfp4_values(code[i], scale[i]);
 }
 
 template <int D>

@@ -95,7 +95,7 @@ Status BackwardCall::quantise() const {
   if (Status s = quantize::gpu::launch_gradient(params, stream_); !s.ok()) return s;
   if (form_.ds != sm90::DsFormat::bf16) return {};
   if (Status s = dequantise(); !s.ok()) return s;
-  return form_.nvfp4 ? expand_nvfp4() : Status();
+  return memory_.key_scores != nullptr ? expand_nvfp4() : Status();
 }
 
 Status BackwardCall::dequantise() const {
@@ -110,8 +110,7 @@ Status BackwardCall::dequantise() const {
 
 Status BackwardCall::expand_nvfp4() const {
   quantize::gpu::ExpandNvfp4Params params;
-  params.operands[0] = {saved_.q.nvfp4.codes, saved_.q.nvfp4.scales, memory_.query_scores, problem_.query_heads};
-  params.operands[1] = {saved_.k.nvfp4.codes, saved_.k.nvfp4.scales, memory_.key_scores, problem_.key_heads};
+  params.operands[0] = {saved_.k.nvfp4.codes, saved_.k.nvfp4.scales, memory_.key_scores, problem_.key_heads};
   params.head_dim = problem_.head_dim;
   params.slots = slots_;
   params.used_slots = &schedule_.totals->slots;
@@ -129,11 +128,16 @@ sm90::BackwardParams BackwardCall::params() const {
   const auto scores = [&](const OperandMemory& m, const std::uint16_t* values) {
     return form_.nvfp4 ? reinterpret_cast<const std::uint8_t*>(values) : m.rows;
   };
-  params.query_rows = scores(saved_.q, memory_.query_scores);
+  params.query_rows = scores(saved_.q, saved_.q.nvfp4.halves);
   params.query_rows16 = memory_.query16;
   params.query_transposed = saved_.q.transposed;
   params.key_rows = scores(saved_.k, memory_.key_scores);
   params.key_rows16 = memory_.key16;
+  if (form_.nvfp4) {
+    params.key_codes = saved_.k.rows;
+    params.key_nvfp4 = saved_.k.nvfp4.codes;
+    params.key_scales = saved_.k.nvfp4.scales;
+  }
   params.key_transposed = saved_.k.transposed;
   params.value_rows = saved_.v.rows;
   params.gradient_rows = memory_.d_out.rows;

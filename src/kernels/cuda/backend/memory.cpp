@@ -60,10 +60,9 @@ BackwardMemory backward_memory(const Problem& problem, const HopperForm& form, c
   memory.d_prime = workspace.take<float>(query_slots);
   if (form.ds == sm90::DsFormat::bf16) {
     memory.query16 = workspace.take<std::uint16_t>(query_slots * problem.head_dim);
-    if (options.deterministic || form.nvfp4) memory.key16 = workspace.take<std::uint16_t>(key_slots * problem.head_dim);
+    if (options.deterministic) memory.key16 = workspace.take<std::uint16_t>(key_slots * problem.head_dim);
   }
-  if (form.nvfp4) {
-    memory.query_scores = workspace.take<std::uint16_t>(query_slots * problem.head_dim);
+  if (form.nvfp4 && options.deterministic) {
     memory.key_scores = workspace.take<std::uint16_t>(key_slots * problem.head_dim);
   }
   const bool scaled = form.partials == sm90::PartialFormat::f16;
@@ -111,11 +110,13 @@ ForwardMemory forward_memory(const Problem& problem, const HopperForm& form, con
 
   ForwardMemory memory;
   for (const auto& [operand, heads_slots] : {std::pair{&memory.q, query_slots}, {&memory.k, key_slots}}) {
+    const bool values_kept =
+        options.training && operand == &memory.q;  // the other way is a pass over Q, K's is shorter with grouped heads
     if (form.nvfp4) {
-      operand->nvfp4.halves = workspace.take<std::uint16_t>(heads_slots * problem.head_dim);
+      operand->nvfp4.halves = (values_kept ? saved : workspace).take<std::uint16_t>(heads_slots * problem.head_dim);
       operand->nvfp4.exponents = workspace.take<std::uint8_t>(heads_slots);
     }
-    if (form.nvfp4 && options.training) {
+    if (form.nvfp4 && options.training && !values_kept) {
       operand->nvfp4.codes = saved.take<std::uint8_t>(heads_slots * problem.head_dim / 2);
       operand->nvfp4.scales = saved.take<std::uint8_t>(heads_slots * problem.head_dim / 16);
     }

@@ -59,12 +59,11 @@ ForwardMemory forward_memory(const Problem& problem, const HopperForm& form, con
 /// What the backward pass works in, all of it workspace.
 struct BackwardMemory {
   OperandMemory d_out;
-  Int8Memory d_out8;                      // instead, for INT8
-  float* row_lse = nullptr;               // INT8: m + log2 l, [query_heads][slots]
-  std::uint16_t* query16 = nullptr;       // Q as BF16 values, rows16; null unless dS is BF16
-  std::uint16_t* key16 = nullptr;         // the same of K, in deterministic mode or for scores in FP16
-  std::uint16_t* query_scores = nullptr;  // Q and K of NVFP4 scores as FP16 values, rows_f16; null unless they are NVFP4
-  std::uint16_t* key_scores = nullptr;
+  Int8Memory d_out8;                    // instead, for INT8
+  float* row_lse = nullptr;             // INT8: m + log2 l, [query_heads][slots]
+  std::uint16_t* query16 = nullptr;     // Q as BF16 values, rows16; null unless dS is BF16
+  std::uint16_t* key16 = nullptr;       // the same of K, in deterministic mode
+  std::uint16_t* key_scores = nullptr;  // K of NVFP4 scores as FP16 values, rows_f16 (Q's are saved), in deterministic mode
   float* d_prime = nullptr;             // D', [query_heads][slots]
   std::int16_t* dq_exponent = nullptr;  // z; null where dQ is summed in FP32 or not in memory
   void* dq_partials = nullptr;          // null in deterministic mode: dQ is summed in registers

@@ -48,9 +48,9 @@ struct BackwardParams {
   const std::uint8_t* query_rows = nullptr;        // [query_heads][slots]
   const std::uint8_t* query_transposed = nullptr;  // of Q and K: for DsFormat::e4m3 only
   const std::uint16_t* query_rows16 = nullptr;     // for DsFormat::bf16 only
-  const std::uint8_t* key_rows = nullptr;          // [key_heads][slots]
+  const std::uint8_t* key_rows = nullptr;          // [key_heads][slots]; of NVFP4 in deterministic mode only
   const std::uint8_t* key_transposed = nullptr;
-  const std::uint16_t* key_rows16 = nullptr;  // in deterministic mode and for ScaleGroup::nvfp4
+  const std::uint16_t* key_rows16 = nullptr;  // for DsFormat::bf16 in deterministic mode
   const std::uint8_t* value_rows = nullptr;
   const std::uint8_t* gradient_rows = nullptr;  // dO' = dO / l, [query_heads][slots]
   const std::uint8_t* gradient_transposed = nullptr;
@@ -93,6 +93,12 @@ struct BackwardParams {
   float softmax_scale = 0.0f;  // > 0
   int window_left = -1;        // a query at i sees keys i - left ... i + right; -1: no limit
   int window_right = -1;       // 0: causal
+
+  // ScaleGroup::nvfp4, instead of key_rows and key_rows16 where neither is said to be needed: K in E4M3 for dQ, `rows` layout; codes and scales of NVFP4
+  // (quantize/cuda/quantise.hpp).
+  const std::uint8_t* key_codes = nullptr;
+  const std::uint8_t* key_nvfp4 = nullptr;
+  const std::uint8_t* key_scales = nullptr;
 };
 
 /// Bytes of the scratch buffers; 16-byte alignment is enough.

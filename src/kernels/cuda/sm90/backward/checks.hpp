@@ -14,13 +14,14 @@ inline bool has_shape(const BackwardParams& p, const BackwardConfig& config) {
          p.slots % kKeyTile == 0 && p.window_left >= -1 && p.window_right >= -1;
 }
 inline bool has_operands(const BackwardParams& p, const BackwardConfig& config) {
-  const bool other_copies = config.ds == DsFormat::bf16
-                                ? p.query_rows16 != nullptr && (config.scale_group != ScaleGroup::nvfp4 || p.key_rows16 != nullptr)
-                                : p.query_transposed != nullptr && p.key_transposed != nullptr;
-  return other_copies && p.query_rows != nullptr && p.key_rows != nullptr && p.value_rows != nullptr &&
-         p.gradient_rows != nullptr && p.gradient_transposed != nullptr && p.query_exponents != nullptr &&
-         p.gradient_exponents != nullptr && p.key_exponents != nullptr && p.value_exponents != nullptr &&
-         p.row_reference != nullptr && p.d_prime != nullptr;
+  const bool other_copies =
+      config.ds == DsFormat::bf16 ? p.query_rows16 != nullptr : p.query_transposed != nullptr && p.key_transposed != nullptr;
+  const bool keys = config.scale_group == ScaleGroup::nvfp4 && !config.deterministic
+                        ? p.key_codes != nullptr && p.key_nvfp4 != nullptr && p.key_scales != nullptr
+                        : p.key_rows != nullptr;
+  return other_copies && keys && p.query_rows != nullptr && p.value_rows != nullptr && p.gradient_rows != nullptr &&
+         p.gradient_transposed != nullptr && p.query_exponents != nullptr && p.gradient_exponents != nullptr &&
+         p.key_exponents != nullptr && p.value_exponents != nullptr && p.row_reference != nullptr && p.d_prime != nullptr;
 }
 inline bool has_work(const BackwardParams& p) {
   return p.documents != nullptr && p.items != nullptr && p.item_count != nullptr && p.used_slots != nullptr && p.counter != nullptr;

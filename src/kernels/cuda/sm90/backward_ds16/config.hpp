@@ -45,8 +45,10 @@ struct Config {
   // warpgroups must have read that of the step before the last.
   static constexpr int kRing = kHeadDim * kScoreBytes<kScaleGroup> == 256 ? 2 : 3;
   static constexpr int kLateStages = 2;
-  // K in BF16 is made of the scores' codes, but for scores in FP16: then it is copied.
-  static constexpr bool kKeysCopied = kQueryGradients && kScoreBytes<kScaleGroup> == 2;
+  // K in BF16 is made of the scores' codes, but for scores in FP16: then E4M3 codes are copied for it, and K of the scores is made of NVFP4 codes.
+  static constexpr bool kKeyCodesCopied = kQueryGradients && kScoreBytes<kScaleGroup> == 2;
+  // To where the values will be, eight keys and a warpgroup's 64 channels to the beginning of theirs, if they lie together.
+  static constexpr bool kKeyCodesInPlace = kKeyCodesCopied && kHeadDim == 128;
   static constexpr int kWorkSlots = 4;  // items under way or fetched
   static constexpr int kSumSlots = 4;   // rows of dQ: one more than the late stages they come with, and a power of two
 
@@ -98,6 +100,17 @@ struct alignas(16) SumInfo {
   std::int32_t masked;     // whether the step's factors for dV are each key's own
 };
 
+/// Codes of K that are copied to have values made of them; nothing where the scores' own serve.
+template <class Config, bool kCopied = Config::kKeyCodesCopied>
+struct CopiedKeyCodes {};
+template <class Config>
+struct CopiedKeyCodes<Config, true> {
+  alignas(128) std::uint8_t nvfp4[Config::kKeyBytes / 2];
+  alignas(16) std::uint8_t scales[Config::kKeyBytes / 16];
+  alignas(16) std::uint8_t exponents[kKeyTile];                                        // of the E4M3 codes
+  alignas(128) std::uint8_t codes[Config::kKeyCodesInPlace ? 16 : Config::kKeyBytes];  // these
+};
+
 template <class Config>
 struct Storage {
   alignas(1024) std::uint8_t key16[2 * Config::kKeyBytes];  // K in BF16: key_values.cuh
@@ -119,13 +132,15 @@ struct Storage {
   std::uint64_t item_wanted, item_ready;     // early copies <-> scheduler: the next item's work
   std::uint64_t keys_ready;                  // copy engine and early copies (work) -> consumers: K, V and their factors of an item
   std::uint64_t keys_free;                   // consumers -> early copies
-  std::uint64_t key16_ready, key16_free;     // the copy of K in BF16, if it is one
+  std::uint64_t key16_ready, key16_free;     // codes for K in BF16, if they are copied
   std::uint64_t early_ready[Config::kRing];  // copy engine and early copies (info) -> consumers, late copies
   std::uint64_t early_free[Config::kRing];   // consumers, late copies (info) -> early copies
   std::uint64_t late_ready[Config::kLateStages];
   std::uint64_t late_free[Config::kLateStages];
   std::uint64_t
       exchange_ready[Config::kRing];  // consumer warps -> both consumers: dS is written, and dS of the step before has been read
+
+  CopiedKeyCodes<Config> copied;
 };
 
 }  // namespace flamia::sm90::ds16

@@ -16,6 +16,7 @@
 #include "../../ptx/registers.cuh"
 #include "../backward/key_gradients.cuh"
 #include "../split/tickets.cuh"
+#include "key_scores.cuh"
 #include "key_values.cuh"
 #include "step_parts.cuh"
 
@@ -319,7 +320,7 @@ struct Consumer {
       bias = load_step<Record>(records_of(after.early.slot), Record::kBias, place());
     }
     if (partials.kHalf && !first) add_dq(partials, rows);
-    if (Config::kKeysCopied && now.count == begun && !first) arrive(&storage.key16_free);
+    if (Config::kKeyCodesCopied && now.count == begun && !first) arrive(&storage.key16_free);
     if constexpr (kMore) {
       ptx::wait_products<1>();
       ptx::fence_registers(x);
@@ -349,10 +350,8 @@ struct Consumer {
 
   /// K in BF16, from an item's second step on: dQ is a step late, so that of the item before is in use until the first has passed.
   __device__ __forceinline__ void provide_key_values(int item) const {
-    if constexpr (Config::kKeysCopied)
-      ptx::barrier_wait(&storage.key16_ready, item & 1);
-    else
-      make_key_values(storage, thread(), group());
+    if constexpr (Config::kKeyCodesCopied) ptx::barrier_wait(&storage.key16_ready, item & 1);
+    make_key_values(storage, thread(), group());
   }
   /// dQ of the block's last step.
   __device__ __forceinline__ void end(StepRegisters<Config>& step, const Position<Config>& after) const {
@@ -386,6 +385,7 @@ __device__ __forceinline__ void consume(const BackwardParams& params, Storage<Co
   Work before{};  // whose dV has not left: none yet
   for (std::uint32_t item = 0;; ++item) {
     const Work& work = storage.work[item % Config::kWorkSlots];
+    if constexpr (Config::kKeyCodesCopied) make_key_scores(storage, consumer.thread(), consumer.group());
     consumer.issue_first(step, now);
     write_value_gradient(consumer, sums, before, format);
 #pragma unroll
@@ -413,10 +413,10 @@ __device__ __forceinline__ void consume(const BackwardParams& params, Storage<Co
     if (steps > 1) consumer.arrive(&storage.keys_free);
     consumer.template step<false, false>(sums, step, now, begun, work, next.copied);
     if (steps == 1) {  // made of K, which may go then; copied behind the next item's first step, which waits for K's room
-      if constexpr (!Config::kKeysCopied) consumer.provide_key_values(item);
+      if constexpr (!Config::kKeyCodesCopied) consumer.provide_key_values(item);
       __syncwarp();
       consumer.arrive(&storage.keys_free);
-      if constexpr (Config::kKeysCopied) consumer.provide_key_values(item);
+      if constexpr (Config::kKeyCodesCopied) consumer.provide_key_values(item);
     }
     now = now.next();
     write_key_gradient(consumer, sums, work, format, rotated);

@@ -120,7 +120,9 @@ struct Producer {
         copy_gradients(late, storage.sums[count % Config::kSumSlots], step);
       }
       // A step late: that of the item before is in use until this item's first step, and this one's copies must not wait for it.
-      if (Config::kKeysCopied && first) copy_key16(item);
+      if constexpr (Config::kKeyCodesCopied) {
+        if (first) copy_key_codes(item);
+      }
       if (end) break;
       first = (step.flags & kFirstOfItem) != 0;
       if (first) ++item;
@@ -131,17 +133,36 @@ struct Producer {
   __device__ __forceinline__ void copy_keys(const Work& work) const {
     const std::int64_t row = key_row(work);
     std::uint64_t* const ready = &storage.keys_ready;
-    ptx::barrier_arrive_expect(ready, Config::kScoreKeyBytes + Config::kKeyBytes + kTileFactorBytes);
+    constexpr int kKeyScoreBytes =
+        Config::kKeyCodesCopied ? Config::kKeyBytes / 2 + Config::kKeyBytes / 16 : Config::kScoreKeyBytes;
+    ptx::barrier_arrive_expect(ready, kKeyScoreBytes + Config::kKeyBytes + kTileFactorBytes);
     ptx::bulk_copy(storage.key_factors, static_cast<const KeyFactors*>(params.key_records) + row, kTileFactorBytes, ready);
-    ptx::bulk_copy(storage.key, params.key_rows + row * Config::kHeadDim * kScoreBytes<Config::kScaleGroup>, Config::kScoreKeyBytes,
-                   ready);
+    if constexpr (Config::kKeyCodesCopied) {
+      ptx::bulk_copy(storage.copied.nvfp4, params.key_nvfp4 + row * (Config::kHeadDim / 2), sizeof(storage.copied.nvfp4), ready);
+      ptx::bulk_copy(storage.copied.scales, params.key_scales + row * (Config::kHeadDim / 16), sizeof(storage.copied.scales),
+                     ready);
+    } else {
+      ptx::bulk_copy(storage.key, params.key_rows + row * Config::kHeadDim * kScoreBytes<Config::kScaleGroup>,
+                     Config::kScoreKeyBytes, ready);
+    }
     ptx::bulk_copy(storage.value, params.value_rows + row * Config::kHeadDim, Config::kKeyBytes, ready);
   }
-  __device__ __forceinline__ void copy_key16(int item) const {
+  __device__ __forceinline__ void copy_key_codes(int item) const {
+    std::uint64_t* const ready = &storage.key16_ready;
+    const std::int64_t row = key_row(storage.work[item % Config::kWorkSlots]);
+    const std::uint8_t* from = params.key_codes + row * Config::kHeadDim;
     ptx::barrier_wait_patiently(&storage.key16_free, (item & 1) ^ 1, kCopyNap);
-    ptx::barrier_arrive_expect(&storage.key16_ready, 2 * Config::kKeyBytes);
-    ptx::bulk_copy(storage.key16, params.key_rows16 + key_row(storage.work[item % Config::kWorkSlots]) * Config::kHeadDim,
-                   2 * Config::kKeyBytes, &storage.key16_ready);
+    ptx::barrier_arrive_expect(ready, Config::kKeyBytes + kKeyTile);
+    ptx::bulk_copy(storage.copied.exponents, params.key_exponents + row, kKeyTile, ready);
+    if constexpr (Config::kKeyCodesInPlace) {
+      constexpr int kBytes = 8 * Config::kQueryColumns;  // eight keys, a warpgroup's channels
+      std::uint8_t* to = storage.key16;
+#pragma unroll 1
+      for (int i = 0; i < Config::kKeyBytes / kBytes; ++i, from += kBytes, to += 2 * kBytes)
+        ptx::bulk_copy(to, from, kBytes, ready);
+    } else {
+      ptx::bulk_copy(storage.copied.codes, from, Config::kKeyBytes, ready);
+    }
   }
   __device__ __forceinline__ void copy_scores(Ring<Config::kRing> now, const StepInfo& step) const {
     EarlyStage<Config>& stage = storage.early[now.slot];
