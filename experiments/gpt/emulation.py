@@ -56,7 +56,6 @@ def settings_of(text: str, scale: float, head_dim: int, mistakes: dict[str, str]
     softmax, accumulation, safety = recipe["softmax"], recipe["accumulation"], recipe["safety"]
     for wrong, what in ((not recipe["trains"], "no backward pass"), (softmax["sum"] != "codes", "l summed before rounding"),
                         (recipe["smoothing"]["q"], "smoothing of Q"), (any(safety.values()), "safety folds"),
-                        (recipe["d_out_times_v_bf16"] and recipe["v"]["second"]["element"] != "bf16", "dO * Vt in BF16 beside another V"),
                         (accumulation["model"] != "native", "the hopper13 accumulator"),
                         (accumulation["dq_prescale"] != "causal_row", "one dQ pre-scale per sequence"),
                         ({recipe["p"][use]["element"] for use in ("first", "second")} - {"bf16", "e4m3", "e2m1", "int8"}, "other codes of P")):
@@ -205,6 +204,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, s: Settings, once: bo
     turn = rotate if s.rotate else (lambda x: x)
     forms = {name: {use: quantise(x, recipe[name][use], tiles) for use in ("first", "second")}
              for name, x in (("q", turn(q)), ("k", tiles.smoothed(turn(k)) if recipe["smoothing"]["k"] else turn(k)), ("v", v))}
+    if recipe["d_out_times_v_bf16"]:  # of V itself or of what its INT8 codes stand for
+        of_d_p = forms["v"]["second"]
+        forms["v"]["second"] = Operand(rounded(of_d_p.values, "bf16"), of_d_p.exponent, of_d_p.greatest)
     first = tuple(forms[name]["first"] for name in "qkv")
     rows = Reference(q[..., 0], recipe["softmax"]["reference"] == "tilesum", s.kind)
     l, total = torch.zeros_like(q[..., 0]), torch.zeros_like(q)  # noqa: E741

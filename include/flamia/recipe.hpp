@@ -104,7 +104,7 @@ struct Recipe {
   bool rotate = false;          // signs and Hadamard on Q and K
   bool trains = true;           // false: inference only
   GradientP gradient_p = GradientP::unrounded;
-  bool d_out_times_v_bf16 = false;  // sagebwd: dO * Vt stays BF16
+  bool d_out_times_v_bf16 = false;  // sagebwd: dO * Vt in BF16, of V itself or of what its INT8 codes stand for
   SoftmaxPolicy softmax;
   AccumulationPolicy accumulation;
   SafetyPolicy safety;

@@ -98,12 +98,12 @@ Recipe sage3() {
 }
 
 /// P and dS have a scale a row of the product that takes them. The published blocks of 128 x 64 leave dQ below .999: few great elements of a block
-/// set the step of all others.
+/// set the step of all others. dP takes the V that O was made of, not V itself as published: D is the sum of dO and that O, and dP - D is small where
+/// few keys decide a row.
 Recipe sagebwd() {
   const Quantisation tokens = int8(blocks(128, 0));
   Recipe r;
-  r.q = r.k = both(tokens);
-  r.v = {tokens, kBf16};
+  r.q = r.k = r.v = both(tokens);
   r.d_out = {kBf16, tokens};
   r.p = r.d_s = columns_then_rows(128, int8);
   r.d_out_times_v_bf16 = true;

@@ -152,10 +152,13 @@ constexpr RecipeRule kRecipeRules[] = {
     {[](const Recipe& r) { return r.one_ds_payload && r.d_s.first != r.d_s.second; },
      "one payload of dS serves both products, so both forms must be equal; set payloads=2 or make ds1 and ds2 equal"},
     {[](const Recipe& r) {
-       return r.d_out_times_v_bf16 != (r.d_out.first.element == Element::bf16 && r.v.second.element == Element::bf16) &&
-              (r.d_out_times_v_bf16 || r.p.first.element != Element::bf16);
+       const bool itself = r.d_out.first.element == Element::bf16 && r.v.second.element == Element::bf16;
+       const bool decoded =
+           r.d_out.first.element == Element::bf16 && r.v.second.element == Element::int8 && r.v.second == r.v.first;
+       return r.d_out_times_v_bf16 ? !itself && !decoded : itself && r.p.first.element != Element::bf16;
      },
-     "dov-bf16=on means that dO (do1) and V (v2) stay BF16 in dP, and both do so only with it (or in an all-BF16 recipe)"},
+     "dov-bf16=on means that dO (do1) and V (v2) stay BF16 in dP, V perhaps as what O's INT8 codes of it stand for (v2 as v1), and "
+     "both do so only with it (or in an all-BF16 recipe)"},
     {[](const Recipe& r) {
        const auto fits = [](int n) { return n == 0 || n == 32 || n == 64 || n == 128; };
        return !fits(r.accumulation.promote_keys) || !fits(r.accumulation.promote_queries);
@@ -235,7 +238,8 @@ std::vector<Place> places(const Recipe& recipe, bool inference) {
       const Quantisation& form = second ? policy.second : policy.first;
       const bool times_ds = second && (row.operand == Operand::q || row.operand == Operand::k);
       const Quantisation& d_s = use.product == Product::d_q ? recipe.d_s.first : recipe.d_s.second;
-      all.push_back({row, use, form, second, times_ds && d_s.element == Element::bf16 && bf16_holds(form)});
+      const bool times_d_out = second && row.operand == Operand::v && recipe.d_out_times_v_bf16 && form.element == Element::int8;
+      all.push_back({row, use, form, second, times_d_out || (times_ds && d_s.element == Element::bf16 && bf16_holds(form))});
     }
   }
   return all;

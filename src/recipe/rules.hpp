@@ -16,7 +16,7 @@ struct Place {
   const Use& use;
   const Quantisation& form;
   bool is_second;
-  bool widened = false;  // the product takes codes times scale in BF16, because its other operand is dS in BF16
+  bool widened = false;  // the product takes codes times scale in BF16, because its other operand is BF16
 };
 
 /// The twelve places of a recipe; with `inference`, those of S and O only.

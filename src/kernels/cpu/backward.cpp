@@ -54,6 +54,7 @@ Status backward_with(Isa isa, const Problem& problem, const Recipe& recipe, cons
   call.k_second = operand(kKSecond, problem.key_heads);
   call.k_diagonal = operand(kKDiagonal, problem.key_heads);
   call.v = operand(kVSecond, problem.key_heads);
+  call.v.in_bf16 = settings.widen_v;
   call.v_diagonal = operand(kVSecondDiagonal, problem.key_heads);
   call.v_of_o = operand(kV, problem.key_heads);
   call.v_of_o_diagonal = operand(kVDiagonal, problem.key_heads);

@@ -39,6 +39,7 @@ struct Operand {
   int tile_size = -1;                          // index of those tiles into Document::blocks_before
   int heads = 0;
   int dim = 0;
+  bool in_bf16 = false;  // codes times scale, rounded to BF16, are the values
 
   bool present() const { return codes != nullptr; }
 };

@@ -223,6 +223,7 @@ Status lower(const Problem& problem, const Recipe& recipe, Settings* settings) {
       !status.ok())
     return status;
   s.widen_k = s.ds_first.kind == Payload::Kind::plain && recipe.k.second.element != Element::bf16;
+  s.widen_v = recipe.d_out_times_v_bf16 && recipe.v.second.element != Element::bf16;
   s.widen_q = s.ds_second.kind == Payload::Kind::plain && recipe.q.second.element != Element::bf16;
 
   s.reference =

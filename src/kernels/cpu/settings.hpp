@@ -60,6 +60,7 @@ struct Settings {
   bool one_ds_payload = false;
   // dS in BF16 beside codes: K for dQ and Q for dK are codes times scale in BF16, as BF16 products take them
   bool widen_k = false, widen_q = false;
+  bool widen_v = false;  // dP takes what the codes of V stand for, in BF16
   // accumulation
   numerics::Accumulator accumulator = numerics::Accumulator::fp32;
   numerics::Accumulator d_q_accumulator = numerics::Accumulator::fp32, d_k_accumulator = numerics::Accumulator::fp32;

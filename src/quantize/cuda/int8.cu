@@ -115,6 +115,14 @@ __device__ __forceinline__ std::uint32_t encode(float x, float scale, float reci
   return __float_as_uint(__fadd_rn(quotient, integers)) & 0xffu;
 }
 
+/// What eight codes stand for, in BF16.
+__device__ __forceinline__ uint4 decode(const std::uint32_t (&code)[2], float scale) {
+  float x[8];
+#pragma unroll
+  for (int c = 0; c < 8; ++c) x[c] = __fmul_rn(static_cast<float>(static_cast<std::int8_t>(code[c / 4] >> 8 * (c % 4))), scale);
+  return {ptx::pack_bf16x2(x[0], x[1]), ptx::pack_bf16x2(x[2], x[3]), ptx::pack_bf16x2(x[4], x[5]), ptx::pack_bf16x2(x[6], x[7])};
+}
+
 template <int D>
 struct Staging {
   static constexpr int kStride = D + 16;  // bytes of a token: neither side meets bank conflicts
@@ -239,7 +247,8 @@ __global__ void __launch_bounds__(kThreads) int8_kernel(const __grid_constant__ 
     *reinterpret_cast<uint2*>(staging.code + token * Staging<D>::kStride + 8 * at.octet) = {code[0], code[1]};
     if (p.rows16 != nullptr) {
       const std::int64_t row = slot + token;
-      *reinterpret_cast<uint4*>(p.rows16 + row / 8 * 8 * D + at.octet * 64 + row % 8 * 8) = as_bf16<Element>(raw[i]);
+      *reinterpret_cast<uint4*>(p.rows16 + row / 8 * 8 * D + at.octet * 64 + row % 8 * 8) =
+          p.decoded ? decode(code, scale) : as_bf16<Element>(raw[i]);
     }
   }
   if (p.key_mean_score != nullptr) {

@@ -43,6 +43,7 @@ struct Int8Params {
   // Results. Slots without a token hold 0. Null: not wanted.
   std::uint8_t* rows = nullptr;
   std::uint8_t* transposed = nullptr;  // order pi
+  bool decoded = false;                // rows16 is what the codes stand for
   std::uint16_t* rows16 = nullptr;     // the input in BF16, [heads][slots / 8][d / 8][slot % 8][8]
   float* scales = nullptr;  // [heads][slots / 16], of the block that the slots belong to; NaN: it holds NaN or infinity. Never null
 

@@ -86,7 +86,7 @@ static std::int64_t row_bytes(const Operand& form) {
 static float load_values(const Operand& form, const Document& document, int head, std::int64_t position, int rows, float* values,
                          int* exponents, float* scales, std::uint8_t* flagged) {
   const bool blocks = form.group == Group::Kind::blocks;
-  const bool inner = blocks && (form.columns != 0 || form.scale == ScaleType::e4m3);  // multiplied into the values
+  const bool inner = blocks && (form.columns != 0 || form.scale == ScaleType::e4m3 || form.in_bf16);  // multiplied into the values
   float factor = form.tensor_scale;
   for (int r = 0; r < kTile; ++r) scales[r] = 1.f;
   bool all_flagged = false;
@@ -118,6 +118,7 @@ static float load_values(const Operand& form, const Document& document, int head
         else
           for (int c = g * width; c < numerics::min_of((g + 1) * width, form.dim); ++c) out[c] = numerics::mul(out[c], value);
       }
+      for (int c = 0; form.in_bf16 && c < form.dim; ++c) out[c] = numerics::round_bf16(out[c]);
     }
     flagged[r] = bad ? 1 : 0;
     if (bad) {

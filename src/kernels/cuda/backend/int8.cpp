@@ -104,7 +104,8 @@ BackwardMemory int8_backward_memory(const Problem& problem, void* base) {
 Status ForwardCall::quantise_int8() const {
   Int8Params q = quantiser(tensors_.q, problem_.query_heads, sm90::int8::kBlock, problem_, memory_.q8, schedule_);
   Int8Params k = quantiser(tensors_.k, problem_.key_heads, sm90::int8::kBlock, problem_, memory_.k8, schedule_);
-  const Int8Params v = quantiser(tensors_.v, problem_.key_heads, sm90::int8::kBlock, problem_, memory_.v8, schedule_);
+  Int8Params v = quantiser(tensors_.v, problem_.key_heads, sm90::int8::kBlock, problem_, memory_.v8, schedule_);
+  v.decoded = true;
   if (form_.smooth_keys) {
     quantize::gpu::MeanParams means;
     means.input = tensors_.k;
