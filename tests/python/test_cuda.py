@@ -46,6 +46,39 @@ def test_forward_as_on_the_cpu(recipe: str, head_dim: int) -> None:
     assert exact.worst_row(out.cpu(), wrong) > limit and float((wrong_lse - wanted_lse)[:, :198].abs().max()) > 0.1
 
 
+def far(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((got.float().cpu() - wanted.float()).norm() / wanted.float().norm())
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("causal", [True, False])
+@torch.no_grad()
+def test_sage3_as_on_the_cpu(causal: bool, head_dim: int) -> None:
+    q, k, v, _, cu = inputs(head_dim)
+    k[..., ::5] += 6  # means worth subtracting
+    q[..., ::7] -= 2
+    out, lse = flamia.attention(q.cuda(), k.cuda(), v.cuda(), cu.cuda(), causal=causal, recipe="sage3", return_lse=True)
+    wanted, wanted_lse = flamia.attention(q, k, v, cu, causal=causal, recipe="sage3", return_lse=True)
+    limit = 8e-3  # sums in another order may put a row's maximum on another step of the grid of P
+    assert far(out, wanted) < limit and exact.worst_row(out.cpu(), wanted) < 0.25
+    torch.testing.assert_close(lse.cpu(), wanted_lse, atol=0.1213, rtol=0)  # 2 ln(17/16): a scale of P, rounded twice
+    assert not out[CU[-1]:].any() and bool((lse[:, CU[-1]:] == torch.inf).all())  # tokens of no document
+    for other in ("sage3 smooth-q=off", "sage3 p1=e2m1/1x16/e4m3/amax/x0.00037202382", "sage3-exact"):  # the nearest numbers
+        assert far(out, flamia.attention(q, k, v, cu, causal=causal, recipe=other)) > 3 * limit, other
+    _, wrong_lse = flamia.attention(q * 1.1, k, v, cu, causal=causal, recipe="sage3", return_lse=True)
+    assert float((wrong_lse - wanted_lse)[:, :CU[-1]].abs().max()) > 0.3
+    for start, stop in zip(CU[:-1], CU[1:], strict=True):  # means, scales and masks are of a document: packed or alone, the same bits
+        if stop > start:
+            alone = [x[None, start:stop].cuda() for x in (q, k, v)]
+            assert torch.equal(flamia.attention(*alone, causal=causal, recipe="sage3")[0], out[start:stop])
+
+
+def test_sage3_has_no_gradient() -> None:
+    q, k, v, _, cu = on_gpu(*inputs())
+    with pytest.raises(NotImplementedError, match="has no backward pass; for training use"):
+        flamia.attention(q.requires_grad_(), k, v, cu, recipe="sage3")
+
+
 def run(q, k, v, cu, d_out, recipe: str = "mxfp8", attend=flamia.attention) -> list[torch.Tensor]:
     """(out, d_q, d_k, d_v)."""
     leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]

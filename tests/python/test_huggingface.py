@@ -48,15 +48,23 @@ def test_a_batch_is_that_of_sdpa() -> None:
     assert far(build("sdpa")(ids.flip(1)).logits, wanted) > 0.3  # what another context changes
 
 
-@pytest.mark.parametrize("recipe", ["sage3", "sage3-exact"])
-def test_sageattention3_in_the_place_of_sdpa(recipe: str) -> None:
+NEEDS_GPU = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+                                                 reason="needs a Hopper GPU"))
+
+
+@pytest.mark.parametrize("recipe, device", [("sage3", "cpu"), ("sage3-exact", "cpu"), pytest.param("sage3", "cuda", marks=NEEDS_GPU)])
+def test_sageattention3_in_the_place_of_sdpa(recipe: str, device: str) -> None:
     flamia.huggingface.register("flamia-sage", recipe)
-    model, ids = build("flamia-sage", head_dim=64, hidden_size=256), tokens(2, 50)
-    with torch.no_grad():
-        error = far(model(ids).logits, build("sdpa", head_dim=64, hidden_size=256)(ids).logits)
-    assert 0.05 < error < 0.25  # 4 bits show, and another context would be 1.3 away
-    with pytest.raises(NotImplementedError, match="has no backward pass; for training use"):
-        model(ids)
+    sizes = {"head_dim": 64, "hidden_size": 256}
+    model, ids = build("flamia-sage", **sizes).to(device), tokens(2, 50).to(device)
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):  # a GPU takes no float32
+        with torch.no_grad():
+            wanted = build("sdpa", **sizes).to(device)(ids).logits
+            got = model(ids).logits
+        assert 0.05 < far(got, wanted) < 0.25  # 4 bits show
+        assert far(got.flip(0), wanted) > 0.25  # control: of another text
+        with pytest.raises(NotImplementedError, match="has no backward pass; for training use"):
+            model(ids)
 
 
 @torch.no_grad()
@@ -110,10 +118,6 @@ def test_sliding_window() -> None:
     wanted = build("sdpa", "Mistral", sliding_window=8)(ids, use_cache=False).logits
     assert far(build("flamia", "Mistral", sliding_window=8)(ids, use_cache=False).logits, wanted) < 0.01
     assert far(build("flamia", "Mistral", sliding_window=9)(ids, use_cache=False).logits, wanted) > 0.02
-
-
-NEEDS_GPU = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-                                                 reason="needs a Hopper GPU"))
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
