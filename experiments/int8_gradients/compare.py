@@ -31,7 +31,7 @@ NAMES = ("O", "dQ", "dK", "dV")
 PRODUCTS = {"S": ("q.first", "k.first"), "O": ("p.first", "v.first"), "dP": ("d_out.first", "v.second"), "dV": ("p.second", "d_out.second"),
             "dQ": ("d_s.first", "k.second"), "dK": ("d_s.second", "q.second")}
 IN_INT8 = ("S", "O", "dV", "dQ", "dK")  # of sagebwd; its dP is BF16
-ALL_INT8 = "sagebwd v2=int8/64xall/f32/amax do1=int8/128xall/f32/amax dov-bf16=off"
+ALL_INT8 = "sagebwd v2=int8/128xall/f32/amax do1=int8/128xall/f32/amax dov-bf16=off"
 
 Operands = tuple[Tensor, Tensor, Tensor, Tensor]  # q, k, v and the gradient of o, [tokens, heads, d]
 
