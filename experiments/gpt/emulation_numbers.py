@@ -296,8 +296,8 @@ def grouped(x: Tensor, form: dict[str, Any], level: Tensor | float) -> tuple[Ten
 
 
 def _level(amax: Tensor) -> Tensor:
-    """The second of two levels."""
-    return torch.where(amax == 0, 1, amax / (448 * 6))
+    """The first of two levels. It ends at 2^-100: compiled code divides by way of the inverse, which is infinite below 2^-128."""
+    return torch.where(amax == 0, 1, (amax / (448 * 6)).clamp_min(2.0 ** -100))
 
 
 def quantise_nvfp4(x: Tensor, form: dict[str, Any]) -> Operand:

@@ -14,6 +14,7 @@ flamia = pytest.importorskip("flamia", reason="the emulation is compared with th
 import attention as attentions  # noqa: E402
 import emulation  # noqa: E402
 import emulation_graph  # noqa: E402
+import emulation_numbers  # noqa: E402
 import flamia._library  # noqa: E402
 from emulation_numbers import Tiles  # noqa: E402
 from flamia_attention import IN_KERNELS  # noqa: E402
@@ -112,6 +113,21 @@ def test_graphs_of_two_layers_and_other_documents(monkeypatch: pytest.MonkeyPatc
     first, _ = (attention(q.clone().requires_grad_(), k, v, cu, 0.1) for cu in cus)
     with pytest.raises(RuntimeError, match="keep one forward pass"):
         first.backward(d_out)
+
+
+def test_small_gradients_meet_the_floor_of_first_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2^-100 (src/quantize/scale.hpp): below it codes are 0, and no division by a subnormal number makes NaN of a zero."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, d_out = (torch.randn(TOKENS, 1, 128, generator=generator) for _ in range(4))
+    cu = torch.tensor(CU, dtype=torch.int32)
+
+    def gradients(name: str) -> list[torch.Tensor]:
+        leaves = [x.bfloat16().requires_grad_() for x in (q, k, v)]
+        return [x.double() for x in torch.autograd.grad(attentions.make(name, TOKENS)(*leaves, cu, 128 ** -0.5), leaves, (d_out * 1e-27).bfloat16())]
+    wanted, limit = gradients("flamia:nvfp4-full"), bound("nvfp4-full", "cpu")
+    assert distance(gradients("emulated:nvfp4-full"), wanted) < limit
+    monkeypatch.setattr(emulation_numbers, "_level", lambda amax: torch.where(amax == 0, 1, amax / (448 * 6)))
+    assert distance(gradients("emulated:nvfp4-full"), wanted) > 10 * limit
 
 
 def test_head_dim_64() -> None:
