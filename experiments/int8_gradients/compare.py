@@ -30,14 +30,14 @@ NAMES = ("O", "dQ", "dK", "dV")
 # the two operands of each product, as fields of a recipe's JSON
 PRODUCTS = {"S": ("q.first", "k.first"), "O": ("p.first", "v.first"), "dP": ("d_out.first", "v.second"), "dV": ("p.second", "d_out.second"),
             "dQ": ("d_s.first", "k.second"), "dK": ("d_s.second", "q.second")}
-IN_INT8 = ("S", "O", "dV", "dQ", "dK")  # of sagebwd; its dP is BF16
-ALL_INT8 = "sagebwd v2=int8/128xall/f32/amax do1=int8/128xall/f32/amax dov-bf16=off"
+IN_INT8 = ("S", "O", "dV", "dQ", "dK")  # of sagebwd; its dP is a product of dO and what O's codes of V stand for, in BF16
+ALL_INT8 = "sagebwd do1=int8/128xall/f32/amax dov-bf16=off"
 
 Operands = tuple[Tensor, Tensor, Tensor, Tensor]  # q, k, v and the gradient of o, [tokens, heads, d]
 
 
-def with_products(*kept: str) -> str:
-    """JSON of sagebwd with these products in INT8 and the others in BF16."""
+def with_products(*kept: str, same_v: bool = False) -> str:
+    """JSON of sagebwd with these products in INT8 and the others in BF16; same_v: dP takes the V of O, as sagebwd does, not V itself."""
     made = json.loads(flamia.Recipe(ALL_INT8).to_json())
     plain = json.loads(flamia.Recipe("bf16").to_json())["q"]["first"]
     for product, operands in PRODUCTS.items():
@@ -45,6 +45,8 @@ def with_products(*kept: str) -> str:
             name, use = operand.split(".")
             made[name][use] = plain
     made["d_out_times_v_bf16"] = "dP" not in kept
+    if same_v:
+        made["v"]["second"] = made["v"]["first"]
     made["one_ds_payload"] = made["d_s"]["first"] == made["d_s"]["second"]
     return json.dumps(made)
 
@@ -99,8 +101,9 @@ def shipped(layer: str) -> tuple[Operands, list[int], float]:
 def by_product() -> None:
     print("\n## By product\n\nMeans of K subtracted in all rows.")
     everything = {"none (BF16)": with_products()} | {f"{p} alone" + ("" if p in IN_INT8 else " (not in `sagebwd`)"): with_products(p) for p in PRODUCTS}
-    everything |= {f"`sagebwd` but {p}": with_products(*(x for x in IN_INT8 if x != p)) for p in IN_INT8}
-    everything |= {"`sagebwd`": "sagebwd", "all six": ALL_INT8}
+    everything["O alone, dP of the same V"] = with_products("O", same_v=True)
+    everything |= {f"`sagebwd` but {p}": with_products(*(x for x in IN_INT8 if x != p), same_v=p != "O") for p in IN_INT8}
+    everything |= {"`sagebwd`": "sagebwd", "`sagebwd v2=bf16`: dP of V itself": "sagebwd v2=bf16", "all six": ALL_INT8}
     inputs = {"N(0,1), 1,024 tokens": (normal(1024), [1024], DIM ** -0.5), "first layer of the GPT": shipped("early"), "last layer": shipped("late")}
     for name, (operands, lengths, scale) in inputs.items():
         wanted = exact(operands, lengths, scale)
@@ -158,7 +161,7 @@ def by_depth(run: Path, corpus: Path) -> None:
         return lambda q, k, v, cu, scale: flamia.attention(q, k, v, cu, scale=scale,
                                                            recipe=flamia.Recipe.from_json(name) if name.startswith("{") else name)
     wanted = gradients(make("exact", held_out.row))
-    names = {"`sagebwd`": "sagebwd", "forward alone (S, O)": with_products("S", "O"), "backward alone (dV, dQ, dK)": with_products("dV", "dQ", "dK"),
+    names = {"`sagebwd`": "sagebwd", "dP of V itself": "sagebwd v2=bf16", "forward alone (S, O)": with_products("S", "O", same_v=True), "backward alone (dV, dQ, dK)": with_products("dV", "dQ", "dK"),
              "no K smoothing": "sagebwd smooth-k=off", "dP in INT8 too": ALL_INT8, "`mxfp8-exact`": "mxfp8-exact", "`bf16`": "bf16"}
     found = {label: gradients(recipe(name)) for label, name in names.items()}
     print(f"\n## By depth\n\nA GPT of {model.config.layers} layers, width {model.config.width}, heads of {model.config.head_dim}, after {told['steps']} steps; 8 held-out rows of "
