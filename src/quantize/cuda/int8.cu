@@ -146,6 +146,16 @@ __device__ __forceinline__ float sum_of(const Staging<D>& staging, int token) {
   return sum;
 }
 
+/// x as the sum of three BF16 numbers (24 bits), as eight of which five are 0.
+__device__ __forceinline__ uint4 three_parts(float x) {
+  const auto bits = [](__nv_bfloat16 part) { return static_cast<std::uint32_t>(__bfloat16_as_ushort(part)); };
+  const __nv_bfloat16 high = __float2bfloat16_rn(x);
+  const float rest = __fadd_rn(x, -__bfloat162float(high));
+  const __nv_bfloat16 middle = __float2bfloat16_rn(rest);
+  const __nv_bfloat16 low = __float2bfloat16_rn(__fadd_rn(rest, -__bfloat162float(middle)));
+  return {bits(high) | bits(middle) << 16, bits(low), 0, 0};
+}
+
 /// Slots behind the last document.
 template <int D>
 __device__ void clear_tail(const Int8Params& p, std::int64_t slot) {
@@ -156,7 +166,10 @@ __device__ void clear_tail(const Int8Params& p, std::int64_t slot) {
   }
   for (int i = threadIdx.x; p.rows16 != nullptr && i < sm90::kBlock * D / 8; i += kThreads)
     reinterpret_cast<uint4*>(p.rows16 + slot * D)[i] = zero;
-  for (int i = threadIdx.x; p.row_d != nullptr && i < sm90::kBlock; i += kThreads) p.row_d[slot + i] = p.row_lse[slot + i] = 0.0f;
+  for (int i = threadIdx.x; p.row_d != nullptr && i < sm90::kBlock; i += kThreads) {
+    reinterpret_cast<uint4*>(p.row_d)[slot + i] = zero;
+    p.row_lse[slot + i] = 0.0f;
+  }
   if (threadIdx.x < sm90::kBlock / sm90::kSlotAlign) p.scales[slot / sm90::kSlotAlign + threadIdx.x] = 0.0f;
 }
 
@@ -286,7 +299,7 @@ __global__ void __launch_bounds__(kThreads) int8_kernel(const __grid_constant__ 
     if (p.key_mean_score != nullptr && present) p.key_mean_score[row] = sum_of(staging, threadIdx.x);
     if (p.row_d != nullptr) {  // slots between two documents, too: the backward kernels copy whole tiles of rows
       const float l = present ? p.row_sum[row] : 0.0f;
-      p.row_d[row] = l == 0.0f ? 0.0f : sum_of(staging, threadIdx.x);
+      reinterpret_cast<uint4*>(p.row_d)[row] = three_parts(l == 0.0f ? 0.0f : -sum_of(staging, threadIdx.x));
       p.row_lse[row] = l == 0.0f ? 0.0f : __fadd_rn(p.row_reference[row], log2f(l));
     }
   }

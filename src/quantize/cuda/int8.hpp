@@ -52,11 +52,11 @@ struct Int8Params {
   int key_heads = 0;
   float* key_mean_score = nullptr;
 
-  // Of dO: D = rowsum(dO o BF16(O)) and m + log2 l, [heads][slots]; 0 where l is 0
+  // Of dO, D = rowsum(dO o BF16(O)): -D as a sum of three BF16 numbers, [heads][slots][8], the rest 0; m + log2 l, [heads][slots]. 0 where l is 0
   TensorView output;  // O, BF16 or F32
   const float* row_reference = nullptr;
   const float* row_sum = nullptr;
-  float* row_d = nullptr;
+  std::uint16_t* row_d = nullptr;
   float* row_lse = nullptr;
 
   std::int64_t slots = 0;

@@ -94,7 +94,7 @@ BackwardMemory int8_backward_memory(const Problem& problem, void* base) {
   memory.d_out8.transposed = workspace.take<std::uint8_t>(query_slots * problem.head_dim);
   memory.d_out8.rows16 = workspace.take<std::uint16_t>(query_slots * problem.head_dim);
   memory.d_out8.scales = workspace.take<float>(slots / sm90::int8::kScaleSlots * problem.query_heads);
-  memory.d_prime = workspace.take<float>(query_slots);
+  memory.d_parts = workspace.take<std::uint16_t>(8 * query_slots);
   memory.row_lse = workspace.take<float>(query_slots);
   memory.counters = workspace.take<std::int32_t>(schedule::gpu::kCounters);
   memory.workspace_bytes = workspace.bytes();
@@ -149,7 +149,7 @@ Status BackwardCall::quantise_int8() const {
   params.output = tensors_.o;
   params.row_reference = saved_.row_reference;
   params.row_sum = saved_.row_sum;
-  params.row_d = memory_.d_prime;
+  params.row_d = memory_.d_parts;
   params.row_lse = memory_.row_lse;
   return quantize::gpu::launch_int8(params, stream_);
 }
@@ -165,7 +165,7 @@ sm90::int8::BackwardParams BackwardCall::int8_params() const {
   params.value_rows16 = saved_.v8.rows16;
   params.gradient_rows16 = memory_.d_out8.rows16;
   params.row_lse = memory_.row_lse;
-  params.row_d = memory_.d_prime;
+  params.row_d = memory_.d_parts;
   params.items = schedule_.backward;
   params.item_count = &schedule_.totals->backward.items;
   params.gradients = config().gradients;

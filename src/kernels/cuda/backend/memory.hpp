@@ -61,6 +61,7 @@ struct BackwardMemory {
   OperandMemory d_out;
   Int8Memory d_out8;                    // instead, for INT8
   float* row_lse = nullptr;             // INT8: m + log2 l, [query_heads][slots]
+  std::uint16_t* d_parts = nullptr;     // INT8: -D in three parts, [query_heads][slots][8]
   std::uint16_t* query16 = nullptr;     // Q as BF16 values, rows16; null unless dS is BF16
   std::uint16_t* key16 = nullptr;       // the same of K, in deterministic mode
   std::uint16_t* key_scores = nullptr;  // K of NVFP4 scores as FP16 values, rows_f16 (Q's are saved), in deterministic mode

@@ -139,6 +139,9 @@ __global__ void __launch_bounds__(Kernel::kThreads, 1) attention_kernel(const __
   auto& storage = *reinterpret_cast<Storage<Kernel>*>(
       shared_memory + ((0u - static_cast<std::uint32_t>(__cvta_generic_to_shared(shared_memory))) & 127u));
   const int warpgroup = __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / 128, 0);
+  if constexpr (requires { Kernel::prepare(storage, 0); }) {
+    if (threadIdx.x < 32) Kernel::prepare(storage, static_cast<int>(threadIdx.x));
+  }
   if (threadIdx.x == 0) {
     for (int i = 0; i < Kernel::kFixedBuffers; ++i) {
       ptx::barrier_init(&storage.fixed_ready[i], 1);

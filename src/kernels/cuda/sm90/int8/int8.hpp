@@ -57,9 +57,9 @@ struct BackwardParams : Problem {
   Operand query, key, gradient;                 // of dO the transposed codes alone
   const std::uint16_t* value_rows16 = nullptr;  // V and dO in BF16: [heads][slot / 8][d / 8][slot % 8][8]
   const std::uint16_t* gradient_rows16 = nullptr;
-  const float* row_lse = nullptr;   // m + log2 l, [query_heads][slots]
-  const float* row_d = nullptr;     // D
-  const WorkItem* items = nullptr;  // tiles of 128 keys, dearest first; queries take them mirrored
+  const float* row_lse = nullptr;        // m + log2 l, [query_heads][slots]
+  const std::uint16_t* row_d = nullptr;  // -D as a sum of three BF16 numbers, [query_heads][slots][8], the rest 0
+  const WorkItem* items = nullptr;       // tiles of 128 keys, dearest first; queries take them mirrored
   const std::int32_t* item_count = nullptr;
   GradientFormat gradients = GradientFormat::bf16;
   void* d_query = nullptr;  // [tokens][heads][head_dim]

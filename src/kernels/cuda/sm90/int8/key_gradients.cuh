@@ -31,8 +31,8 @@ struct KeyGradients {
   struct Stage {
     alignas(128) std::uint8_t query[kBlock * kHeadDim];
     alignas(128) std::uint16_t gradient[kBlock * kHeadDim];
+    alignas(128) std::uint16_t d[kBlock * 8];
     alignas(16) float lse[kBlock];
-    alignas(16) float d[kBlock];
     float scales[2];  // of Q, of dO
   };
   struct Tail {
@@ -40,8 +40,11 @@ struct KeyGradients {
     alignas(128) std::uint8_t gradient_transposed[kBlock * kHeadDim];
   };
   struct Own {
+    Ones ones;
     alignas(128) std::uint8_t codes[kConsumers][64 * kBlock];  // of P
   };
+
+  static __device__ __forceinline__ void prepare(Storage<KeyGradients>& storage, int lane) { write_ones(storage.own.ones, lane); }
 
   static __device__ __forceinline__ int heads(const BackwardParams& params) { return params.key_heads; }
   static __device__ __forceinline__ Work work(const BackwardParams& params, const Document& document, int first, int head) {
@@ -82,7 +85,7 @@ struct KeyGradients {
     ptx::bulk_copy(stage.query, params.query.rows + row * kHeadDim, sizeof(stage.query), ready);
     ptx::bulk_copy(stage.lse, params.row_lse + row, sizeof(stage.lse), ready);
     ptx::bulk_copy(stage.gradient, params.gradient_rows16 + row * kHeadDim, sizeof(stage.gradient), ready);
-    ptx::bulk_copy(stage.d, params.row_d + row, sizeof(stage.d), ready);
+    ptx::bulk_copy(stage.d, params.row_d + 8 * row, sizeof(stage.d), ready);
   }
   static __device__ __forceinline__ void copy_tail(const BackwardParams& params, const Work& work, int step, Tail& tail,
                                                    std::uint64_t* ready) {
@@ -135,15 +138,9 @@ __device__ __forceinline__ void probabilities(float (&p)[kScores], float factor,
 
 /// dS = P (dP - D) for 64 queries of the step, in P's place.
 template <int kFirst>
-__device__ __forceinline__ void gradient_in_place(float (&p)[kScores], const float (&gradient)[kScores / 2],
-                                                  const float (&d_of_queries)[kBlock], int lane) {
+__device__ __forceinline__ void gradient_in_place(float (&p)[kScores], const float (&gradient)[kScores / 2]) {
 #pragma unroll
-  for (int j = 0; j < kScores / 8; ++j) {
-    const float2 d = *reinterpret_cast<const float2*>(&d_of_queries[2 * kFirst + 8 * j + 2 * (lane % 4)]);
-#pragma unroll
-    for (int i = 4 * j; i < 4 * j + 4; ++i)
-      p[kFirst + i] = __fmul_rn(p[kFirst + i], __fadd_rn(gradient[i], i % 2 == 0 ? -d.x : -d.y));
-  }
+  for (int i = 0; i < kScores / 2; ++i) p[kFirst + i] = __fmul_rn(p[kFirst + i], gradient[i]);
 }
 
 template <int kHeadDim>
@@ -157,6 +154,7 @@ __device__ __forceinline__ void KeyGradients<kHeadDim>::compute(const BackwardPa
   const std::uint16_t* const values = fixed.value + 64 * kHeadDim * self.index;
   const std::uint8_t* const p_codes = storage.own.codes[self.index];
   const std::uint32_t p_at = ptx::shared_address(p_codes) + static_cast<std::uint32_t>(16 * kBlock * self.warp + 4 * self.lane);
+  const std::uint16_t* const ones = &storage.own.ones.element[0][0][0];
   const float key_factor = fixed.factor;
   const int meeting = kFirstMeeting + self.index;
   float d_key[kHeadDim / 2], d_value[kHeadDim / 2];
@@ -177,27 +175,27 @@ __device__ __forceinline__ void KeyGradients<kHeadDim>::compute(const BackwardPa
     int product[kScores];
     float p[kScores], first_gradient[kScores / 2];
     issue_scores<kHeadDim>(product, keys, stage.query);
-    issue_values<kHeadDim>(first_gradient, values, stage.gradient);
     const bool beyond =
         __any_sync(kFullWarp, fmaxf(fabsf(stage.lse[self.lane]), fabsf(stage.lse[self.lane + 32])) >= kGridEnd ||
                                   fmaxf(fabsf(stage.lse[self.lane + 64]), fabsf(stage.lse[self.lane + 96])) >= kGridEnd);
-    ptx::wait_products<1>();
+    ptx::wait_products<0>();
     ptx::fence_registers(product);
     const float left = scores_of(p, product, factor, beyond);
     if (masked) mask_queries(p, kMinusInfinity, window, key, work.length, query, self.lane);
     probabilities(p, left, stage.lse, self.lane);
+    issue_gradient<kHeadDim, false>(first_gradient, values, stage.gradient, stage.d, ones);
     const RowScales of_p = scales_of_probabilities(p);
     store_codes<0>(p, of_p.inverse, p_at);
     ptx::wait_products<0>();
     ptx::fence_registers(first_gradient);
-    gradient_in_place<0>(p, first_gradient, stage.d, self.lane);
+    gradient_in_place<0>(p, first_gradient);
     float second_gradient[kScores / 2];
-    issue_values<kHeadDim>(second_gradient, values, stage.gradient + 64 * kHeadDim);
+    issue_gradient<kHeadDim, false>(second_gradient, values, stage.gradient + 64 * kHeadDim, stage.d + 64 * 8, ones);
     store_codes<kScores / 2>(p, of_p.inverse, p_at);
     ptx::fence_async_reads();
     ptx::wait_products<0>();
     ptx::fence_registers(second_gradient);
-    gradient_in_place<kScores / 2>(p, second_gradient, stage.d, self.lane);
+    gradient_in_place<kScores / 2>(p, second_gradient);
     hand_back(&storage.stage_free[self.stage.slot], self.lane);
     self.stage.advance();
     ptx::barrier_wait(&storage.tail_ready, self.tail.parity);

@@ -2,8 +2,8 @@
 // The INT8 kernel of dQ. An item is a block of 128 queries of a head, 64 a consumer warpgroup, which work by themselves; a step is a tile of 128 keys,
 // from the highest down:
 //
-//   products    dP  |                            | dS K         | S of the next step
-//   meanwhile   P   | dS, its rows' greatest, codes |              | dQ += ...
+//   products    dP - D      |                                    | dS K  | S of the next step
+//   meanwhile   half of P   | the other half, dS, greatest, codes |       | dQ += ...
 //
 // S and dS K in INT8, dP = dO Vt in BF16, P = exp2(t - lse), dS = P (dP - D). dS has a scale a query and 128 keys: a row lies in four threads.
 // Registers: dQ 64, S (P, dS) 64, dP (dS K) 64, codes 16.
@@ -25,7 +25,8 @@ struct QueryGradient {
   struct Fixed {
     alignas(128) std::uint8_t query[kBlock * kHeadDim];
     alignas(128) std::uint16_t gradient[kBlock * kHeadDim];
-    float lse[kBlock], d[kBlock];
+    alignas(128) std::uint16_t d[kBlock * 8];
+    float lse[kBlock];
     float factor;  // softmax scale * log2 e * scale of the queries
   };
   struct Stage {
@@ -35,7 +36,10 @@ struct QueryGradient {
     float scale;  // of the keys
   };
   using Tail = NoTail;
-  struct Own {};
+  struct Own {
+    Ones ones;
+  };
+  static __device__ __forceinline__ void prepare(Storage<QueryGradient>& storage, int lane) { write_ones(storage.own.ones, lane); }
 
   static __device__ __forceinline__ int heads(const BackwardParams& params) { return params.query_heads; }
   static __device__ __forceinline__ int key_head(const BackwardParams& params, int head) {
@@ -57,7 +61,7 @@ struct QueryGradient {
     ptx::bulk_copy(fixed.query, params.query.rows + row * kHeadDim, sizeof(fixed.query), ready);
     ptx::bulk_copy(fixed.gradient, params.gradient_rows16 + row * kHeadDim, sizeof(fixed.gradient), ready);
     ptx::bulk_copy(fixed.lse, params.row_lse + row, sizeof(fixed.lse), ready);
-    ptx::bulk_copy(fixed.d, params.row_d + row, sizeof(fixed.d), ready);
+    ptx::bulk_copy(fixed.d, params.row_d + 8 * row, sizeof(fixed.d), ready);
   }
   static __device__ __forceinline__ std::int64_t row_of(const BackwardParams& params, const Work& work, int step) {
     return key_head(params, work.head) * params.slots + work.slot_start +
@@ -103,7 +107,8 @@ __device__ __forceinline__ void QueryGradient<kHeadDim>::compute(const BackwardP
   const int row = 64 * self.index + self.first_row(), first_query = work.first + 64 * self.index;
   const std::uint8_t* const query = fixed.query + 64 * kHeadDim * self.index;
   const std::uint16_t* const gradient = fixed.gradient + 64 * kHeadDim * self.index;
-  const float lse[2] = {fixed.lse[row], fixed.lse[row + 8]}, d[2] = {fixed.d[row], fixed.d[row + 8]};
+  const float lse[2] = {fixed.lse[row], fixed.lse[row + 8]};
+  const std::uint16_t* const d = fixed.d + 64 * 8 * self.index;
   const bool beyond = __any_sync(kFullWarp, fmaxf(fabsf(lse[0]), fabsf(lse[1])) >= kGridEnd);
   float sum[kHeadDim / 2];
 #pragma unroll
@@ -120,16 +125,22 @@ __device__ __forceinline__ void QueryGradient<kHeadDim>::compute(const BackwardP
     const Stage& stage = storage.stage[self.stage.slot];
     const int first_key = (work.first_step - step) * kKeyTile;
     float values[kScores], ds[kScores];
-    issue_values<kHeadDim>(values, gradient, stage.value);
+    issue_gradient<kHeadDim, true>(values, gradient, stage.value, d, &storage.own.ones.element[0][0][0]);
     const float key_scale = stage.scale, factor = __fmul_rn(fixed.factor, key_scale);
     // An exponential holds its warp up for eight cycles unless the same piece of code goes on with its result.
     const float left = scores_of(ds, score, factor, beyond);
 #pragma unroll
     for (int i = 0; i < kScores; ++i) ds[i] = __fmaf_rn(ds[i], left, -lse[i / 2 % 2]);
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) ds[i] = ptx::exp2_approximate(ds[i]);
+    ptx::fence_registers(ds);
     ptx::wait_products<0>();
     ptx::fence_registers(values);
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) ds[i] = __fmul_rn(ptx::exp2_approximate(ds[i]), __fadd_rn(values[i], -d[i / 2 % 2]));
+    for (int i = 0; i < kScores / 2; ++i) {
+      ds[i] = __fmul_rn(ds[i], values[i]);
+      ds[i + kScores / 2] = __fmul_rn(ptx::exp2_approximate(ds[i + kScores / 2]), values[i + kScores / 2]);
+    }
     const bool masked = first_key + kKeyTile - 1 > window.last_key(first_query, work.length) ||
                         first_key < window.first_key(first_query + 63) || first_query + 63 >= work.length;
     if (__any_sync(kFullWarp, masked)) mask_keys(ds, window, work.first + row, work.length, first_key, self.lane);

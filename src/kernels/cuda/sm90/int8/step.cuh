@@ -47,15 +47,23 @@ __device__ __forceinline__ void issue_scores(int (&d)[kCount], const std::uint8_
   if constexpr (kCommit) ptx::commit_products();
 }
 
-/// The same in BF16.
-template <int kHeadDim, int kCount>
-__device__ __forceinline__ void issue_values(float (&d)[kCount], const std::uint16_t* a, const std::uint16_t* b) {
+/// dP - D in BF16: d = A B with another step along K, in which the queries' operand is -D in three parts and the keys' is 1 where those lie.
+/// `kQueryRows`: A is the queries'. Asynchronous, a group by itself.
+template <int kHeadDim, bool kQueryRows, int kCount>
+__device__ __forceinline__ void issue_gradient(float (&d)[kCount], const std::uint16_t* a, const std::uint16_t* b,
+                                               const std::uint16_t* parts, const std::uint16_t* ones) {
   constexpr auto layout = kRows16<kHeadDim>;
+  constexpr ptx::OperandLayout part_layout{0, 128},
+      one_layout{128, 0};  // the second half along K is multiplied by 0; all keys are alike
   const std::uint32_t at = ptx::descriptor_low(a, layout), bt = ptx::descriptor_low(b, layout);
+  const std::uint64_t of_parts = ptx::descriptor(ptx::descriptor_low(parts, part_layout), part_layout);
+  const std::uint64_t of_ones = ptx::descriptor(ptx::descriptor_low(ones, one_layout), one_layout);
   ptx::begin_products();
 #pragma unroll
-  for (int k = 0; k < kHeadDim / 16; ++k) {
-    const std::uint64_t x = ptx::descriptor(at + 16 * k, layout), y = ptx::descriptor(bt + 16 * k, layout);
+  for (int k = 0; k <= kHeadDim / 16; ++k) {
+    const bool extra = k == kHeadDim / 16;
+    const std::uint64_t x = !extra ? ptx::descriptor(at + 16 * k, layout) : kQueryRows ? of_parts : of_ones;
+    const std::uint64_t y = !extra ? ptx::descriptor(bt + 16 * k, layout) : kQueryRows ? of_ones : of_parts;
     if constexpr (kCount == 64) {
       k == 0 ? ptx::product_bf16_rows_64x128<false>(d, x, y) : ptx::product_bf16_rows_64x128<true>(d, x, y);
     } else {
@@ -63,6 +71,14 @@ __device__ __forceinline__ void issue_values(float (&d)[kCount], const std::uint
     }
   }
   ptx::commit_products();
+}
+
+/// The keys' operand of that step: two core matrices, written by one warp.
+struct Ones {
+  alignas(128) std::uint16_t element[2][8][8];
+};
+__device__ __forceinline__ void write_ones(Ones& ones, int lane) {
+  for (int i = lane; i < 128; i += 32) (&ones.element[0][0][0])[i] = i < 64 && i % 8 < 3 ? 0x3f80 : 0;
 }
 
 /// d = A B, A = kTokens columns of codes in registers, B = 2 kCount channels of `kTokens` tokens, transposed, from `channel` on. Asynchronous.
