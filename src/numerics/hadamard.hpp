@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rotation of Q and K: fixed signs, then the normalised Hadamard matrix. Scores are invariant; outlier channels are spread.
 // Bits (numerics.md §5): x_c * s_c (exact); butterfly in FP32, Sylvester order, h = 1, 2, 4, ... d/2: (a, b) of channels c, c + h
-// becomes (a + b, a - b); last, one multiplication by FP32 1/sqrt(d). The inverse: butterfly, constant, then the signs.
+// becomes (a + b, a - b); last, one multiplication by FP32 1/sqrt(d). The inverse: butterfly with h = 2 and 4 as its last two stages (a GPU's lanes hold
+// these bits of the channel), constant, then the signs.
 #pragma once
 #include "numerics/platform.hpp"
 
@@ -53,17 +54,24 @@ FLAMIA_FN void butterfly_inside(Lanes& x) {
 }  // namespace detail
 #endif
 
-/// In place on one row of D channels.
-template <int D>
+/// In place on one row of D channels. kBack: stages h = 2 and 4 come last.
+template <int D, bool kBack = false>
 FLAMIA_FN void butterfly(float* x) {
 #if defined(__CUDACC__)
-  for (int h = 1; h < D; h *= 2)
+  const auto stage = [&](int h) {
     for (int block = 0; block < D; block += 2 * h)
       for (int c = block; c < block + h; ++c) {
         const float a = x[c], b = x[c + h];
         x[c] = add(a, b);
         x[c + h] = add(a, -b);
       }
+  };
+  for (int h = 1; h < D; h *= 2)
+    if (!kBack || (h != 2 && h != 4)) stage(h);
+  if (kBack) {
+    stage(2);
+    stage(4);
+  }
   for (int c = 0; c < D; ++c) x[c] = mul(x[c], rotation_norm(D));
 #else
   static_assert(D % 8 == 0);
@@ -72,11 +80,14 @@ FLAMIA_FN void butterfly(float* x) {
   // tests/numerics compare every version of the compiled code).
   detail::Lanes lanes[n];
   for (std::int64_t i = 0; i < n; ++i) __builtin_memcpy(&lanes[i], x + 8 * i, sizeof(detail::Lanes));
-  for (std::int64_t i = 0; i < n; ++i) {
-    detail::butterfly_inside<1>(lanes[i]);
-    detail::butterfly_inside<2>(lanes[i]);
-    detail::butterfly_inside<4>(lanes[i]);
-  }
+  const auto stages_2_and_4 = [&lanes] {
+    for (std::int64_t i = 0; i < n; ++i) {
+      detail::butterfly_inside<2>(lanes[i]);
+      detail::butterfly_inside<4>(lanes[i]);
+    }
+  };
+  for (std::int64_t i = 0; i < n; ++i) detail::butterfly_inside<1>(lanes[i]);
+  if constexpr (!kBack) stages_2_and_4();
   for (std::int64_t h = 1; h < n; h *= 2)
     for (std::int64_t block = 0; block < n; block += 2 * h)
       for (std::int64_t i = block; i < block + h; ++i) {
@@ -84,6 +95,7 @@ FLAMIA_FN void butterfly(float* x) {
         lanes[i] = a + b;
         lanes[i + h] = a - b;
       }
+  if constexpr (kBack) stages_2_and_4();
   for (std::int64_t i = 0; i < n; ++i) {
     const detail::Lanes scaled = lanes[i] * rotation_norm(D);
     __builtin_memcpy(x + 8 * i, &scaled, sizeof scaled);
@@ -99,7 +111,7 @@ FLAMIA_FN void rotate(float* x) {
 
 template <int D>
 FLAMIA_FN void rotate_back(float* x) {
-  butterfly<D>(x);
+  butterfly<D, true>(x);
   for (int c = 0; c < D; ++c) x[c] = float_of(bits_of(x[c]) ^ rotation_sign(c));
 }
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <numeric>
@@ -26,26 +27,41 @@ std::vector<float> random_row(int d, unsigned seed) {
   return x;
 }
 
-/// The definition in numerics.md §5, written out: stages h = 1, 2, 4, ...; every pair (c, c + h), bit h of c clear.
-std::vector<float> rotated_by_definition(std::vector<float> x, int first_stage_log2 = 0, bool signs = true) {
+/// The definition in numerics.md §5, written out: signs, then stages h; every pair (c, c + h), bit h of c clear.
+void negate_by_definition(std::vector<float>& x) {
   static const char kPi[] = "243F6A8885A308D313198A2E03707344";
-  const int d = static_cast<int>(x.size());
-  const int stages = std::countr_zero(static_cast<unsigned>(d));
-  for (int c = 0; c < d; ++c) {
+  for (std::size_t c = 0; c < x.size(); ++c) {
     const int digit = std::stoi(std::string(1, kPi[c / 4]), nullptr, 16);
-    if (signs && (digit >> (3 - c % 4) & 1)) x[static_cast<std::size_t>(c)] = -x[static_cast<std::size_t>(c)];
+    if (digit >> (3 - c % 4) & 1) x[c] = -x[c];
   }
-  for (int s = 0; s < stages; ++s) {
-    const int h = 1 << (s + first_stage_log2) % stages;
-    for (int c = 0; c < d; ++c) {
+}
+void add_by_definition(std::vector<float>& x, const std::vector<std::size_t>& stages) {
+  for (const std::size_t h : stages)
+    for (std::size_t c = 0; c < x.size(); ++c) {
       if (c & h) continue;
-      const float a = x[static_cast<std::size_t>(c)], b = x[static_cast<std::size_t>(c + h)];
-      x[static_cast<std::size_t>(c)] = a + b;
-      x[static_cast<std::size_t>(c + h)] = a - b;
+      const float a = x[c], b = x[c + h];
+      x[c] = a + b;
+      x[c + h] = a - b;
     }
-  }
-  const float norm = d == 128 ? std::bit_cast<float>(0x3DB504F3u) : 0.125f;
+  const float norm = x.size() == 128 ? std::bit_cast<float>(0x3DB504F3u) : 0.125f;
   for (float& v : x) v *= norm;
+}
+/// Stages 1, 2, 4 ... d/2, from the one at `first` on and around.
+std::vector<float> rotated_by_definition(std::vector<float> x, std::size_t first = 0) {
+  std::vector<std::size_t> stages;
+  for (std::size_t h = 1; h < x.size(); h *= 2) stages.push_back(h);
+  std::rotate(stages.begin(), stages.begin() + static_cast<std::ptrdiff_t>(first), stages.end());
+  negate_by_definition(x);
+  add_by_definition(x, stages);
+  return x;
+}
+/// The inverse: stages 1, 8, 16 ... d/2, 2, 4, signs.
+std::vector<float> turned_back_by_definition(std::vector<float> x) {
+  std::vector<std::size_t> stages{1};
+  for (std::size_t h = 8; h < x.size(); h *= 2) stages.push_back(h);
+  stages.insert(stages.end(), {2, 4});
+  add_by_definition(x, stages);
+  negate_by_definition(x);
   return x;
 }
 
@@ -58,6 +74,21 @@ TYPED_TEST(Rotation, IsBitForBitTheDefinition) {
     for (int c = 0; c < d; ++c)
       ASSERT_EQ(bits_of(x[static_cast<std::size_t>(c)]), bits_of(expected[static_cast<std::size_t>(c)])) << c;
   }
+}
+
+TYPED_TEST(Rotation, BackIsBitForBitTheDefinition) {
+  constexpr int d = TypeParam::value;
+  int like_forth = 0;
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    const std::vector<float> x = random_row(d, seed);
+    std::vector<float> back = x, forth = x;
+    rotate_back<d>(back.data());
+    ASSERT_EQ(back, turned_back_by_definition(x)) << seed;
+    butterfly<d>(forth.data());
+    negate_by_definition(forth);
+    like_forth += back == forth;
+  }
+  EXPECT_LT(like_forth, 100);  // control: the other order of the stages has other bits
 }
 
 // Control: another order of the stages is the same matrix but other bits.

@@ -8,7 +8,6 @@
 #include "../launch_persistent.cuh"
 #include "instances.hpp"
 #include "numerics/exponent.hpp"
-#include "rotation.cuh"
 #include "rows_out.cuh"
 
 namespace flamia::sm90::backward {
@@ -104,24 +103,24 @@ struct Finisher {
     }
   }
 
-  /// The rows' dQ from their partial sums. Powers of two come last: they change no bit of what is added up before.
+  /// The rows' dQ from their partial sums. Powers of two change no bit of what is added up.
   __device__ __forceinline__ void write(float (&x)[kHeadDim / 2], const Rows& rows, GradientFormat format, bool rotated) const {
-    if (rotated) rotate_back<kHeadDim>(x, lane);
-    float factor[2][2];  // two factors, so that none is subnormal
+    constexpr int kGreatest = 100;  // of a factor that is a normal number beside the scales
+    float factor[2];
+    int rest[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int exponent = rows.exponent[half];
-      factor[half][0] = params.softmax_scale * power_of_two(clamp(exponent >> 1, -126, 127));
-      factor[half][1] = power_of_two(clamp(exponent - (exponent >> 1), -126, 127));
+      const int exponent = clamp(rows.exponent[half], -kGreatest, kGreatest);
+      factor[half] = params.softmax_scale * power_of_two(exponent);
+      rest[half] = rows.exponent[half] - exponent;
     }
+    if (kFormat == PartialFormat::f16 && (rest[0] | rest[1]) != 0) {
 #pragma unroll
-    for (int i = 0; i < kHeadDim / 2; ++i) {
-      x[i] *= factor[i / 2 % 2][0];
-      if constexpr (kFormat == PartialFormat::f16) x[i] *= factor[i / 2 % 2][1];
+      for (int i = 0; i < kHeadDim / 2; ++i) x[i] *= power_of_two(clamp(rest[i / 2 % 2], -126, 127));
     }
     const std::int64_t stride = static_cast<std::int64_t>(params.query_heads) * kHeadDim;
-    write_rows<kHeadDim>(params.d_query, format, rows.token * stride + static_cast<std::int64_t>(rows.head) * kHeadDim, 8 * stride,
-                         x, rows.valid, lane);
+    write_turned_back<kHeadDim>(params.d_query, format, rows.token * stride + static_cast<std::int64_t>(rows.head) * kHeadDim,
+                                8 * stride, x, factor, rotated, rows.valid, lane);
   }
 };
 

@@ -3,7 +3,6 @@
 #pragma once
 #include <cstdint>
 
-#include "rotation.cuh"
 #include "rows_out.cuh"
 
 namespace flamia::sm90::backward {
@@ -14,29 +13,32 @@ struct KeyGradients {
   float value[Config::kHeadDim / 2];  // dV
 };
 
-/// Rows of one of them leave. The consumer knows the thread's lane and its first key of the item's tile (fragments.hpp).
-template <int kHeadDim, class Consumer, class Work>
-__device__ __forceinline__ void write_rows_of_keys(const Consumer& consumer, void* tensor, const float (&x)[kHeadDim / 2],
-                                                   const Work& work, GradientFormat format) {
+/// Where the thread's rows of dK and dV lie. The consumer knows its lane and its first key of the item's tile (fragments.hpp).
+struct KeyRows {
+  std::int64_t at, stride;  // elements
+  bool valid[2];
+};
+template <class Config, class Consumer, class Work>
+__device__ __forceinline__ KeyRows rows_of_keys(const Consumer& consumer, const Work& work) {
   const int key = work.first_key + consumer.first_row();
-  const bool valid[2] = {key < work.length, key + 8 < work.length};
-  const std::int64_t stride = static_cast<std::int64_t>(consumer.params.key_heads) * kHeadDim;
+  const std::int64_t stride = static_cast<std::int64_t>(consumer.params.key_heads) * Config::kHeadDim;
   const std::int64_t at =
-      (static_cast<std::int64_t>(work.token_start) + key) * stride + static_cast<std::int64_t>(work.key_head) * kHeadDim;
-  write_rows<kHeadDim>(tensor, format, at, 8 * stride, x, valid, consumer.lane());
+      (static_cast<std::int64_t>(work.token_start) + key) * stride + static_cast<std::int64_t>(work.key_head) * Config::kHeadDim;
+  return {at, 8 * stride, {key < work.length, key + 8 < work.length}};
 }
 template <class Config, class Consumer, class Work>
 __device__ __forceinline__ void write_value_gradient(const Consumer& consumer, const KeyGradients<Config>& sums, const Work& work,
                                                      GradientFormat format) {
-  write_rows_of_keys<Config::kHeadDim>(consumer, consumer.params.d_value, sums.value, work, format);
+  const KeyRows rows = rows_of_keys<Config>(consumer, work);
+  write_rows<Config::kHeadDim>(consumer.params.d_value, format, rows.at, rows.stride, sums.value, rows.valid, consumer.lane());
 }
 template <class Config, class Consumer, class Work>
 __device__ __forceinline__ void write_key_gradient(const Consumer& consumer, KeyGradients<Config>& sums, const Work& work,
                                                    GradientFormat format, bool rotated) {
-  if (rotated) rotate_back<Config::kHeadDim>(sums.key, consumer.lane());
-#pragma unroll
-  for (int i = 0; i < Config::kHeadDim / 2; ++i) sums.key[i] *= consumer.params.softmax_scale;
-  write_rows_of_keys<Config::kHeadDim>(consumer, consumer.params.d_key, sums.key, work, format);
+  const KeyRows rows = rows_of_keys<Config>(consumer, work);
+  const float factor[2] = {consumer.params.softmax_scale, consumer.params.softmax_scale};
+  write_turned_back<Config::kHeadDim>(consumer.params.d_key, format, rows.at, rows.stride, sums.key, factor, rotated, rows.valid,
+                                      consumer.lane());
 }
 
 }  // namespace flamia::sm90::backward

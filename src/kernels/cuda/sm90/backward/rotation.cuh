@@ -1,23 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inverse rotation of rows that lie in accumulator fragments, without leaving the registers: a channel's bits are the register's parity
-// (bit 0), the lane of the quad (bits 1, 2), the group of eight (bits 3 to 5) and the 64-column product (bit 6).
+// The inverse rotation of rows that lie in accumulator fragments, without leaving the registers. A channel's bits are the register's parity (bit 0),
+// the lane of the quad (bits 1, 2), the group of eight (bits 3 to 5) and the 64-column product (bit 6).
+//
+// Stages between registers come first. For the two between lanes the quad trades registers: half as many shuffles as if each lane asked for the
+// other's of every register, and each lane ends with eight neighbouring channels of every 32, which is what a store of BF16 takes.
 #pragma once
 #include "fragments.hpp"
 #include "numerics/hadamard.hpp"
 #include "power.cuh"
 
 namespace flamia::sm90::backward {
-
-/// The butterfly between two lanes of a quad: the lane whose bit is clear gets the sum, the other the difference.
-template <int kCount>
-__device__ __forceinline__ void butterfly_between_lanes(float (&x)[kCount], int mask, int lane) {
-  const float sign = (lane & mask) != 0 ? -1.0f : 1.0f;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const float other = __shfl_xor_sync(kFullWarp, x[i], mask);
-    x[i] = __fmaf_rn(x[i], sign, other);  // exact product: one rounding
-  }
-}
 
 /// The butterfly between registers i and i + kDistance.
 template <int kDistance, int kCount>
@@ -32,23 +24,49 @@ __device__ __forceinline__ void butterfly_in_thread(float (&x)[kCount]) {
   }
 }
 
-/// numerics::rotate_back of the thread's rows, the same additions in the same order. Registers: 64-column product, then accumulator order.
-template <int kHeadDim, int kCount>
-__device__ __forceinline__ void rotate_back(float (&x)[kCount], int lane) {
-  static_assert(kCount == kHeadDim / 2);
+/// The butterfly between lanes l and l ^ kMask. The lane without the bit takes both lanes' registers i, the other both lanes' i + kDistance: their sum
+/// and their difference, whose sign is wrong in the other.
+template <int kMask, int kDistance, int kCount>
+__device__ __forceinline__ void butterfly_by_trade(float (&x)[kCount], int lane) {
+  const bool upper = (lane & kMask) != 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if ((i & kDistance) == 0) {
+      const float own = upper ? x[i + kDistance] : x[i];
+      const float other = __shfl_xor_sync(kFullWarp, upper ? x[i] : x[i + kDistance], kMask);
+      x[i] = __fadd_rn(own, other);
+      x[i + kDistance] = __fsub_rn(own, other);
+    }
+  }
+}
+
+/// The additions of numerics::rotate_back in the same order. Before, registers are in accumulator order (64-column product first); afterwards
+/// register 16 b + 4 p + 2 half + i holds channel 32 b + 8 (lane % 4) + 2 p + i, but for the constant and the sign.
+template <int kHeadDim>
+__device__ __forceinline__ void turn_back(float (&x)[kHeadDim / 2], int lane) {
   butterfly_in_thread<1>(x);
-  butterfly_between_lanes(x, 1, lane);
-  butterfly_between_lanes(x, 2, lane);
   butterfly_in_thread<4>(x);
   butterfly_in_thread<8>(x);
   butterfly_in_thread<16>(x);
   if constexpr (kHeadDim == 128) butterfly_in_thread<32>(x);
+  butterfly_by_trade<1, 4>(x, lane);
+  butterfly_by_trade<2, 8>(x, lane);
+}
+
+/// The constant, the signs and a factor for each of the two rows, after turn_back().
+template <int kHeadDim>
+__device__ __forceinline__ void scale_back(float (&x)[kHeadDim / 2], const float (&factor)[2], int lane) {
+  const std::uint32_t odd = lane % 2 != 0 ? 0x80000000u : 0u, high = (lane & 2) != 0 ? 0x80000000u : 0u;
+  const std::uint32_t of_pair[4] = {0, odd, high, odd ^ high};  // signs that the trades left
+  std::uint32_t bits[2];
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const int fixed = 64 * (i / kScores) + 8 * (i % kScores / 4) + i % 2;  // the channel but for 2 c
-    const std::uint32_t word = fixed < 32 ? 0x243F6A88u : fixed < 64 ? 0x85A308D3u : fixed < 96 ? 0x13198A2Eu : 0x03707344u;
-    const std::uint32_t sign = (word << fixed % 32 << 2 * (lane % 4)) & 0x80000000u;
-    x[i] = __uint_as_float(__float_as_uint(__fmul_rn(x[i], numerics::rotation_norm(kHeadDim))) ^ sign);
+  for (int half = 0; half < 2; ++half) bits[half] = __float_as_uint(__fmul_rn(factor[half], numerics::rotation_norm(kHeadDim)));
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 2; ++i) {
+    const int block = i / 16, pair = i / 4 % 4, half = i / 2 % 2, channel = 2 * pair + i % 2;
+    const std::uint32_t word = block == 0 ? 0x243F6A88u : block == 1 ? 0x85A308D3u : block == 2 ? 0x13198A2Eu : 0x03707344u;
+    const std::uint32_t sign = (word << 8 * (lane % 4) << channel) & 0x80000000u;
+    x[i] = __fmul_rn(x[i], __uint_as_float(bits[half] ^ of_pair[pair] ^ sign));
   }
 }
 

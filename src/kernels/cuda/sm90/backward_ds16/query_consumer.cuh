@@ -10,7 +10,6 @@
 #pragma once
 #include <cstdint>
 
-#include "../backward/rotation.cuh"
 #include "../backward/rows_out.cuh"
 #include "../split/tickets.cuh"
 #include "query_config.hpp"
@@ -203,10 +202,8 @@ struct QueryConsumer {
                             static_cast<std::int64_t>(work().head) * Config::kHeadDim;
     __syncwarp();
     if (ptx::elect_lane()) ptx::barrier_arrive(&storage.queries_free[buffer]);
-    if (rotated) rotate_back<Config::kHeadDim>(sum, lane());
-#pragma unroll
-    for (int i = 0; i < Config::kSums; ++i) sum[i] *= params.softmax_scale;
-    write_rows<Config::kHeadDim>(params.d_query, format, at, 8 * stride, sum, valid, lane());
+    const float factor[2] = {params.softmax_scale, params.softmax_scale};
+    write_turned_back<Config::kHeadDim>(params.d_query, format, at, 8 * stride, sum, factor, rotated, valid, lane());
   }
 };
 

@@ -11,7 +11,6 @@
 #pragma once
 #include <cstdint>
 
-#include "../backward/rotation.cuh"
 #include "../backward/rows_out.cuh"
 #include "key_tile.cuh"
 #include "tickets.cuh"
@@ -206,10 +205,8 @@ struct KeyConsumer {
                             static_cast<std::int64_t>(work().key_head) * Config::kHeadDim;
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::barrier_arrive(&storage.keys_free[buffer]);
-    if (rotated) rotate_back<Config::kHeadDim>(sums.key, lane());
-#pragma unroll
-    for (int i = 0; i < Config::kHeadDim / 2; ++i) sums.key[i] *= params.softmax_scale;
-    write_rows<Config::kHeadDim>(params.d_key, format, at, 8 * stride, sums.key, valid, lane());
+    const float factor[2] = {params.softmax_scale, params.softmax_scale};
+    write_turned_back<Config::kHeadDim>(params.d_key, format, at, 8 * stride, sums.key, factor, rotated, valid, lane());
     write_rows<Config::kHeadDim>(params.d_value, format, at, 8 * stride, sums.value, valid, lane());
   }
 };

@@ -11,7 +11,6 @@
 #pragma once
 #include <cstdint>
 
-#include "../backward/rotation.cuh"
 #include "../backward/rows_out.cuh"
 #include "query_tile.cuh"
 #include "tickets.cuh"
@@ -151,10 +150,8 @@ struct QueryConsumer {
     for (int half = 0; half < 2; ++half) unit[half] = power_of_two(clamp(__float_as_int(unit[half]), -126, 126));
 #pragma unroll
     for (int i = 0; i < Config::kSums; ++i) sum[i] *= unit[i / 2 % 2];
-    if (rotated) rotate_back<Config::kHeadDim>(sum, lane());
-#pragma unroll
-    for (int i = 0; i < Config::kSums; ++i) sum[i] *= params.softmax_scale;
-    write_rows<Config::kHeadDim>(params.d_query, format, at, 8 * stride, sum, valid, lane());
+    const float factor[2] = {params.softmax_scale, params.softmax_scale};
+    write_turned_back<Config::kHeadDim>(params.d_query, format, at, 8 * stride, sum, factor, rotated, valid, lane());
   }
 };
 
