@@ -204,6 +204,10 @@ void wait_products() {}
 template <int kCount>
 void fence_registers(float (&)[kCount]) {}
 template <int kCount>
+void fresh_registers(float (&d)[kCount]) {
+  std::fill_n(d, kCount, std::nanf(""));  // what is there is not to be used
+}
+template <int kCount>
 void hold_operand(std::uint32_t (&)[kCount]) {}
 
 inline float decode_e4m3(std::uint8_t code) {

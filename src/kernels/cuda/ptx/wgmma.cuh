@@ -38,6 +38,13 @@ __device__ __forceinline__ void fence_registers(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+/// Registers whose values nobody needs any more, in front of a product that begins with kAccumulate = false.
+template <int kCount>
+__device__ __forceinline__ void fresh_registers(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "=f"(d[i])::"memory");
+}
+
 // d = A B or d += A B. A comes from shared memory (a descriptor) or from registers (four words a thread).
 template <bool kAccumulate>
 __device__ __forceinline__ void product_64x128(float (&d)[64], std::uint64_t a, std::uint64_t b) {

@@ -26,6 +26,8 @@ struct Config {
   // Steps without masks have a loop of their own, straight code with one jump back. Elsewhere it would spill registers of the sums.
   static constexpr bool kStraightLoop =
       kQueryGradients && kPartials == PartialFormat::f16 && kScaleGroup != ScaleGroup::nvfp4 && !kRecordCodes;
+  // Per token it is that of the steps whose keys all have the document's common exponent, too: no slope is multiplied in. A third loop would spill.
+  static constexpr bool kLevelLoop = kStraightLoop && Record::kPerToken;
   // A step asks for the late operands of the next one while it has time; faster per token only.
   static constexpr bool kAsksAhead = kStraightLoop && Record::kPerToken;
 
@@ -128,6 +130,8 @@ struct Storage {
   alignas(16) std::int32_t
       tile_references[Config::kRing][kKeyTile];       // R from each row of a step's 128-query tile on, where the edge cuts it
   std::int32_t references[128 * Config::kConsumers];  // each consumer thread's R of its two keys (int16 each) in a masked step
+
+  alignas(16) std::int32_t steep[Config::kConsumers][4];  // per token: whether a slope of a consumer warp's keys is not 1
 
   std::uint64_t item_wanted, item_ready;     // early copies <-> scheduler: the next item's work
   std::uint64_t keys_ready;                  // copy engine and early copies (work) -> consumers: K, V and their factors of an item

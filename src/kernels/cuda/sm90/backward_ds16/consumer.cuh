@@ -120,7 +120,7 @@ struct Consumer {
   }
 
   /// P and its codes of a step whose scores are in X.
-  template <bool kPlain>
+  template <bool kPlain, bool kLevel = false>
   __device__ __forceinline__ void finish_probabilities(StepRegisters<Config>& step, const StepFields& bias, const KeyPair& slope,
                                                        const BlockFactors& blocks, std::uint32_t slot, const Work& work) const {
     const std::uint32_t records = records_of(slot);
@@ -150,8 +150,8 @@ struct Consumer {
 #pragma unroll
     for (int u = 0; u < 4; ++u) {
       if (u < 3) load(u + 1);
-      make_probabilities<!kPlain, Config::kFolded>(step.x, step.codes, u, slope, rho[u % 2], fold[u % 2], bias.of[u], visible,
-                                                   raise);
+      make_probabilities<!kPlain, Config::kFolded, kLevel>(step.x, step.codes, u, slope, rho[u % 2], fold[u % 2], bias.of[u],
+                                                           visible, raise);
     }
     if constexpr (Config::kRecordCodes) {
       const StepInfo info = storage.info[slot];
@@ -229,6 +229,11 @@ struct Consumer {
     const std::uint32_t slot = now.early.slot;
     const StepFields bias = load_step<Record>(records_of(slot), Record::kBias, place());
     const KeyPairs keys = load_keys(ptx::shared_address(storage.key_factors), place());
+    if constexpr (Config::kLevelLoop) {
+      const bool steep = __any_sync(kFullWarp, keys.slope.first != 1.0f || keys.slope.second != 1.0f);
+      const std::uint32_t t = thread();
+      if (t % 32 == 0) storage.steep[t / 128][t / 32 % 4] = steep ? 1 : 0;
+    }
     ptx::wait_products<1>();
     ptx::fence_registers(step.x);
     finish_probabilities<false>(step, bias, keys.slope, load_blocks<Record>(records_of(slot)), slot, work);
@@ -242,25 +247,40 @@ struct Consumer {
     arrive(&storage.early_free[slot]);
   }
 
-  /// Whether neither this step nor the next has masks.
+  /// Registers in front of products that begin anew. Per token the compiler else moves what is left of P back to where it was; per block it spills.
+  __device__ __forceinline__ void forget(float (&x)[kScores]) const {
+    if constexpr (Config::kLevelLoop)
+      ptx::fresh_registers(x);
+    else
+      ptx::fence_registers(x);
+  }
+
+  /// Whether neither this step nor the next has masks, nor, where that matters and is not known yet, the warpgroup's keys
+  /// slopes.
+  template <bool kLevel>
   __device__ __forceinline__ bool plain(std::uint32_t slot) const {
-    return !Config::kRecordCodes && (storage.info[slot].flags & (kMasked | kNextMasked)) == 0;
+    const bool unmasked = !Config::kRecordCodes && (storage.info[slot].flags & (kMasked | kNextMasked)) == 0;
+    if constexpr (Config::kLevelLoop && !kLevel) {
+      const int4 steep = ptx::load_shared_int4(ptx::shared_address(storage.steep[group()]));
+      return unmasked && (steep.x | steep.y | steep.z | steep.w) == 0;
+    }
+    return unmasked;
   }
 
   /// The rest of a step and, if the item has one, the beginning of the next. kPlain: neither has masks. `begun` = number of the item's first step,
-  /// which adds dQ of the item before; `copied` as the step before has found it.
-  template <bool kMore, bool kPlain>
+  /// which adds dQ of the item before; `copied` as the step before has found it. kLevel: all slopes of the warpgroup's keys are 1.
+  template <bool kMore, bool kPlain, bool kLevel = false>
   __device__ __forceinline__ NextStep step(KeyGradients<Config>& sums, StepRegisters<Config>& step, const Position<Config>& now,
                                            std::uint32_t begun, const Work& work, bool copied) const {
     auto &x = step.x, &y = step.y;
     const std::uint32_t late = now.late_slot(), own = group();
     if (!copied) ptx::barrier_wait(&storage.late_ready[late], now.late_parity());
     ptx::named_barrier_sync(1 + own, 128 * Config::kConsumers);
-    ptx::fence_registers(y);
+    forget(y);
     ptx::fence_registers(sums.key);
     issue_gradient<Config>(y, step.codes, gradient_word(late), 0);
     if constexpr (Config::kHalves == 2) {
-      ptx::fence_registers(x);
+      forget(x);
       issue_gradient<Config>(x, step.codes, gradient_word(late), 1);
     }
     issue_key_gradient<Config>(sums.key, step.ds, query16_word(late));
@@ -326,13 +346,13 @@ struct Consumer {
       ptx::fence_registers(x);
       // The step after one with masks has none as a rule.
       if (kPlain || (Config::kStraightLoop && (storage.info[after.early.slot].flags & kMasked) == 0))
-        finish_probabilities<true>(step, bias, keys.slope, blocks, after.early.slot, work);
+        finish_probabilities<true, kLevel>(step, bias, keys.slope, blocks, after.early.slot, work);
       else
         finish_probabilities<false>(step, bias, keys.slope, blocks, after.early.slot, work);
       const StepFields offset = load_step<Record>(records_of(after.early.slot), Record::kOffset, place());
       const Gains gains = load_gains<Record>(records_of(after.early.slot));
       const std::uint32_t to = exchange_of(after.early.slot);
-      next.plain = plain(after.early.slot);
+      next.plain = plain<kLevel>(after.early.slot);
       if constexpr (Config::kAsksAhead)
         next.copied = ptx::barrier_passed(&storage.late_ready[after.late_slot()], after.late_parity());
       ptx::wait_products<0>();
@@ -348,10 +368,11 @@ struct Consumer {
     return next;
   }
 
-  /// K in BF16, from an item's second step on: dQ is a step late, so that of the item before is in use until the first has passed.
-  __device__ __forceinline__ void provide_key_values(int item) const {
+  /// K in BF16, from an item's second step on (`begun` = number of the first): dQ is a step late, so that of the item before is in use until the first
+  /// has passed.
+  __device__ __forceinline__ void provide_key_values(int item, std::uint32_t begun) const {
     if constexpr (Config::kKeyCodesCopied) ptx::barrier_wait(&storage.key16_ready, item & 1);
-    make_key_values(storage, thread(), group());
+    make_key_values(storage, thread(), group(), begun);
   }
   /// dQ of the block's last step.
   __device__ __forceinline__ void end(StepRegisters<Config>& step, const Position<Config>& after) const {
@@ -395,7 +416,7 @@ __device__ __forceinline__ void consume(const BackwardParams& params, Storage<Co
     NextStep next{false, false};
 #pragma unroll 1
     for (;;) {
-      if (now.count == begun + 1) consumer.provide_key_values(item);
+      if (now.count == begun + 1) consumer.provide_key_values(item, begun);
       if (now.count == last) break;
       if (!next.plain) {
         next = consumer.template step<true, false>(sums, step, now, begun, work, next.copied);
@@ -405,7 +426,7 @@ __device__ __forceinline__ void consume(const BackwardParams& params, Storage<Co
       // Free of rare code and of jumps to it and back, which take long to be fetched.
 #pragma unroll 1
       do {
-        next = consumer.template step<true, true>(sums, step, now, begun, work, next.copied);
+        next = consumer.template step<true, true, Config::kLevelLoop>(sums, step, now, begun, work, next.copied);
         now = now.next();
       } while (Config::kStraightLoop && next.plain && now.count != last);
     }
@@ -413,10 +434,10 @@ __device__ __forceinline__ void consume(const BackwardParams& params, Storage<Co
     if (steps > 1) consumer.arrive(&storage.keys_free);
     consumer.template step<false, false>(sums, step, now, begun, work, next.copied);
     if (steps == 1) {  // made of K, which may go then; copied behind the next item's first step, which waits for K's room
-      if constexpr (!Config::kKeyCodesCopied) consumer.provide_key_values(item);
+      if constexpr (!Config::kKeyCodesCopied) consumer.provide_key_values(item, begun);
       __syncwarp();
       consumer.arrive(&storage.keys_free);
-      if constexpr (Config::kKeyCodesCopied) consumer.provide_key_values(item);
+      if constexpr (Config::kKeyCodesCopied) consumer.provide_key_values(item, begun);
     }
     now = now.next();
     write_key_gradient(consumer, sums, work, format, rotated);

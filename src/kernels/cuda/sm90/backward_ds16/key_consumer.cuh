@@ -17,7 +17,7 @@ struct KeyConsumer : Consumer<Config> {
   using Consumer<Config>::records_of;
 
   /// The rest of a step and, if the item has one, the beginning of the next, as Consumer::step().
-  template <bool kMore, bool kPlain>
+  template <bool kMore, bool kPlain, bool kLevel = false>
   __device__ __forceinline__ NextStep step(KeyGradients<Config>& sums, StepRegisters<Config>& step, const Position<Config>& now,
                                            std::uint32_t, const Work& work, bool) const {
     auto &x = step.x, &y = step.y;
@@ -78,7 +78,7 @@ struct KeyConsumer : Consumer<Config> {
       this->template finish_probabilities<kPlain>(step, bias, keys.slope, blocks, slot, work);
       const StepFields offset = load_step<Record>(records_of(slot), Record::kOffset, this->place());
       const Gains gains = load_gains<Record>(records_of(slot));
-      next.plain = this->plain(slot);
+      next.plain = this->template plain<true>(slot);
       ptx::need(step.codes[0] | step.codes[1] | step.codes[2] | step.codes[3] | step.codes[4] | step.codes[5] | step.codes[6] |
                 step.codes[7]);  // or else the compiler moves the exponentials behind the wait
       ptx::wait_products<0>();
@@ -94,7 +94,7 @@ struct KeyConsumer : Consumer<Config> {
   }
 
   // Only dQ needs these.
-  __device__ __forceinline__ void provide_key_values(int) const {}
+  __device__ __forceinline__ void provide_key_values(int, std::uint32_t) const {}
   __device__ __forceinline__ void end(StepRegisters<Config>&, const Position<Config>&) const {}
 };
 

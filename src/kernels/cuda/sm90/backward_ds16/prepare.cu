@@ -13,16 +13,30 @@ using namespace backward;
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kGreatestOffset = 0x1p110f;
 
+/// A power of two that the rows of a document carry for its keys, whose slopes are without it: sticky exponents are then 0 in nearly all tiles of 128
+/// keys. That of a key a third into the document, where half of a causal document's steps are done. It changes no product of a row's
+/// factor and a key's, because no factor leaves FP32's range.
+template <ScaleGroup kScaleGroup>
+__device__ int common_exponent(const BackwardParams& params, const Document& document, int key_head) {
+  if constexpr (kScaleGroup != ScaleGroup::token) return 0;
+  constexpr int kGreatest = 20;  // 2^-127 over it is still a number
+  const int byte = params.key_exponents[key_head * params.slots + document.slot_start + document.length / 3];
+  const int exponent = byte - kExponentBias;
+  return exponent < -kGreatest || exponent > kGreatest ? 0 : exponent;
+}
+
 template <ScaleGroup kScaleGroup>
 __device__ void write_row(const BackwardParams& params, const ScanTile& tile, int head, bool scaled_partials, int* totals) {
   using Record = RowRecord<kScaleGroup>;
   const std::int64_t at = head * params.slots + tile.slot;
   const RowInputs row = read_row(params, tile, at, scaled_partials);
   const auto [query, gradient, dq_exponent, reference, d_prime, flagged, counts] = row;
+  const int common = common_exponent<kScaleGroup>(params, tile.document, head / (params.query_heads / params.key_heads));
   const auto [from_here, of_tile] = gradient_reach(row, totals);
   // Finite and right for flagged tokens too: a block's first token may be one, by what it sees, when others are not.
   const int score_exponent = kScoreBytes<kScaleGroup> == 1 ? query : 0;
-  const float rho = tile.valid ? numerics::mul(numerics::mul(params.softmax_scale, kLog2E), numerics::pow2(score_exponent)) : 0.0f;
+  const float scale = numerics::mul(numerics::mul(params.softmax_scale, kLog2E), numerics::pow2(common));
+  const float rho = tile.valid ? numerics::mul(scale, numerics::pow2(score_exponent)) : 0.0f;
   const float fold = tile.valid ? power_of_two(clamp(gradient - of_tile, -126, 0)) : 0.0f;
   const int gain = (Record::kPerToken ? of_tile : gradient) - kCodeShift;
   if (!tile.written) return;
@@ -38,7 +52,7 @@ __device__ void write_row(const BackwardParams& params, const ScanTile& tile, in
     put(Record::kFold + place, fold);
   }
   if (tile.slot % kGroup == 0) {
-    put(Record::kBlockRho, rho);
+    put(Record::kBlockRho, Record::kPerToken ? numerics::pow2(common) : rho);
     put(Record::kBlockFold, fold);
     put(Record::kGain, tile.valid ? power_of_two(clamp(gain, -126, kGreatestGain)) : 0.0f);
     put(Record::kReference, __int_as_float(of_tile));
@@ -58,7 +72,9 @@ __device__ void write_key(const BackwardParams& params, const ScanTile& tile, in
     if (flagged)
       factors.slope = numerics::quiet_nan();
     else
-      factors = {kScoreBytes<kScaleGroup> == 1 ? numerics::pow2(key_byte - kExponentBias) : 1.0f,
+      factors = {kScoreBytes<kScaleGroup> == 1
+                     ? numerics::pow2(key_byte - kExponentBias - common_exponent<kScaleGroup>(params, tile.document, head))
+                     : 1.0f,
                  power_of_two(clamp(value_byte - kExponentBias, -126, kGreatestValue))};
   }
   static_cast<KeyFactors*>(params.key_records)[at] = factors;

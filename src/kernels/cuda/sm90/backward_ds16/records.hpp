@@ -41,12 +41,12 @@ struct RowRecord {
   enum Field : int {
     kBias = 0,                // 8 - m
     kOffset = kFieldBytes,    // D' 2^-8; per token D' 2^(R - eG - 8)
-    kRho = 2 * kFieldBytes,   // FP32(c log2 e) 2^eQ           per token only, like the next one
+    kRho = 2 * kFieldBytes,   // FP32(c log2 e) 2^(eQ + common)  per token only, like the next one
     kFold = 3 * kFieldBytes,  // 2^(eG - R), where R is that of the 128-query tile
     kWords = (kPerToken ? 4 : 2) * kFieldBytes,
   };
-  enum Word : int {  // one number for the group: a token-block's, or the tile's
-    kBlockRho = kWords,
+  enum Word : int {      // one number for the group: a token-block's, or the tile's
+    kBlockRho = kWords,  // per token 2^common
     kBlockFold = kWords + 4,
     kGain = kWords + 8,        // 2^(eG - 8); per token 2^(R - 8)
     kReference = kWords + 12,  // int: R
@@ -64,7 +64,7 @@ struct RowArrays {
 
 /// Key records: [key_heads][slots].
 struct alignas(8) KeyFactors {
-  float slope;  // 2^eK; NaN if key or value is flagged
+  float slope;  // 2^eK, per token 2^(eK - common); NaN if key or value is flagged
   float value;  // 2^eV
 };
 inline constexpr int kTileFactorBytes = kKeyTile * static_cast<int>(sizeof(KeyFactors));

@@ -171,18 +171,21 @@ __device__ __forceinline__ StepFields load_step(std::uint32_t records, int field
 }
 
 /// X = P 2^8 in place and its codes with dO's fold, of queries 16 u ... Masked: invisible pairs become 0 by selection, after the exponential.
-/// With kFolded X takes the fold too.
-template <bool kMasked_, bool kFolded>
+/// With kFolded X takes the fold too. kLevel: all slopes are 1.
+template <bool kMasked_, bool kFolded, bool kLevel>
 __device__ __forceinline__ void make_probabilities(float (&x)[kScores], std::uint32_t (&codes)[kCodeWords], int u,
                                                    const KeyPair& slope, const float4& rho, const float4& fold, const float4& bias,
                                                    Visible visible, const float (&raise)[2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int i = first_of_word(u, half);
-    x[i] = ptx::exp2_approximate(__fmaf_rn(x[i], slope[half] * rho.x, bias.x));
-    x[i + 1] = ptx::exp2_approximate(__fmaf_rn(x[i + 1], slope[half] * rho.y, bias.y));
-    x[i + 4] = ptx::exp2_approximate(__fmaf_rn(x[i + 4], slope[half] * rho.z, bias.z));
-    x[i + 5] = ptx::exp2_approximate(__fmaf_rn(x[i + 5], slope[half] * rho.w, bias.w));
+    const auto probability = [&](int at, float r, float b) {
+      x[at] = ptx::exp2_approximate(__fmaf_rn(x[at], kLevel ? r : slope[half] * r, b));
+    };
+    probability(i, rho.x, bias.x);
+    probability(i + 1, rho.y, bias.y);
+    probability(i + 4, rho.z, bias.z);
+    probability(i + 5, rho.w, bias.w);
     const auto folded = [&](int at, float f) {
       if constexpr (kMasked_) x[at] = sees(visible, at) ? x[at] : 0.0f;
       if constexpr (!kFolded) return x[at] * (kMasked_ ? f * raise[half] : f);
