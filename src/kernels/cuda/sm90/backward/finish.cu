@@ -29,7 +29,7 @@ struct Rows {
   std::int64_t slot;   // of the first, counted through all heads
   std::int64_t token;  // of the thread's first; the second is 8 on
   int head;
-  bool valid[2];    // the thread's
+  int left;         // tokens of the document from the thread's first on
   int exponent[2];  // -z
 };
 
@@ -64,11 +64,11 @@ struct Finisher {
     rows.slot = head * params.slots + document.slot_start + position;
     rows.token = static_cast<std::int64_t>(document.token_start) + position + row;
     rows.head = head;
+    rows.left = document.length - position - row;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      rows.valid[half] = position + row + 8 * half < document.length;
       rows.exponent[half] = 0;
-      if (kFormat == PartialFormat::f16 && rows.valid[half])
+      if (kFormat == PartialFormat::f16 && rows.left > 8 * half)
         rows.exponent[half] = -clamp(params.dq_exponent[rows.slot + row + 8 * half], -greatest_unit, greatest_unit);
     }
     if (lane == 0) {
@@ -119,8 +119,9 @@ struct Finisher {
       for (int i = 0; i < kHeadDim / 2; ++i) x[i] *= power_of_two(clamp(rest[i / 2 % 2], -126, 127));
     }
     const std::int64_t stride = static_cast<std::int64_t>(params.query_heads) * kHeadDim;
+    const bool valid[2] = {rows.left > 0, rows.left > 8};
     write_turned_back<kHeadDim>(params.d_query, format, rows.token * stride + static_cast<std::int64_t>(rows.head) * kHeadDim,
-                                8 * stride, x, factor, rotated, rows.valid, lane);
+                                8 * stride, x, factor, rotated, valid, lane);
   }
 };
 
