@@ -51,7 +51,7 @@ Codes record(const Input& in, const Recipe& recipe, bool deterministic) {
   backward_params.record_keys = static_cast<std::int32_t>(codes.keys);
   sm90::BackwardConfig backward_config = backward.config();
   backward_config.record_codes = true;
-  cuda_ok(sm90::launch_backward(backward_params, backward_config, nullptr));
+  EXPECT_TRUE(backward.run(backward_params, backward_config).ok());
   cuda_ok(cudaDeviceSynchronize());
   codes.forward = first.download(), codes.backward = second.download(), codes.moment = moment.download();
   codes.final = download(forward_params.row_reference, rows);

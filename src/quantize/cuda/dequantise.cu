@@ -3,9 +3,11 @@
 #include "quantize/cuda/dequantise.hpp"
 
 #include "kernels/cuda/device_status.hpp"
+#include "kernels/cuda/ptx/grid.cuh"
 #include "kernels/cuda/sm90/layout.hpp"
 #include "kernels/cuda/sm90/values16.cuh"
 #include "numerics/exponent.hpp"
+#include "quantize/cuda/overlapped.cuh"
 #include "quantize/cuda/two_operands.cuh"
 
 namespace flamia::quantize::gpu {
@@ -46,12 +48,13 @@ __global__ __launch_bounds__(kThreads) void dequantise_kernel(const __grid_const
 #pragma unroll
   for (int i = 0; i < kOctetsPerThread; ++i)
     if (to[i] >= 0) *reinterpret_cast<uint4*>(values + to[i]) = values_of(codes[i], bytes[i]);
+  // It reads nothing of the grid before, but whoever waits for this one waits for both.
+  if (blockIdx.x == gridDim.x - 1 && blockIdx.y == gridDim.y - 1) ptx::wait_for_previous_grid();
 }
 
 template <int D>
 cudaError_t enqueue(const DequantiseParams& p, cudaStream_t stream) {
-  dequantise_kernel<D><<<grid_of<D>(p), kThreads, 0, stream>>>(p);
-  return cudaGetLastError();
+  return launch_overlapped(dequantise_kernel<D>, grid_of<D>(p), kThreads, stream, p);
 }
 
 Status check(const DequantiseParams& p) {

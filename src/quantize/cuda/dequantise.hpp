@@ -25,7 +25,8 @@ struct DequantiseParams {
   const std::int32_t* used_slots = nullptr;  // device; kTailSlots slots after them are written too
 };
 
-/// One launch for all operands. Errors name the argument.
+/// One launch for all operands. It may run beside the kernel before it in the stream, if that one lets it (ptx/grid.cuh): what that one writes must
+/// not be read here. Errors name the argument.
 Status launch_dequantise(const DequantiseParams& params, cudaStream_t stream);
 
 }  // namespace flamia::quantize::gpu

@@ -5,6 +5,7 @@
 #pragma once
 #include "kernels/cuda/ptx/barrier.cuh"
 #include "quantize/cuda/nvfp4.cuh"
+#include "quantize/cuda/overlapped.cuh"
 #include "quantize/cuda/prefix.cuh"
 #include "quantize/cuda/quantise.hpp"
 
@@ -133,21 +134,6 @@ __global__ __launch_bounds__(kUnitThreads, kResidentUnits<kNvfp4>) void quantise
     if (p.rows != nullptr) store_rows<D>(codes, lane, p.rows + at * D);
     if (p.transposed != nullptr) store_transposed<D>(codes, p.order, lane, shared.stage[lane.warp], p.transposed + at * D);
   }
-}
-
-/// A kernel that may start while the one before it still runs; it waits for it by itself.
-template <class Kernel, class... Arguments>
-cudaError_t launch_overlapped(Kernel kernel, dim3 grid, int threads, cudaStream_t stream, const Arguments&... arguments) {
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = grid;
-  launch.blockDim = dim3(static_cast<unsigned>(threads));
-  launch.stream = stream;
-  launch.attrs = &overlap;
-  launch.numAttrs = 1;
-  return cudaLaunchKernelEx(&launch, kernel, arguments...);
 }
 
 /// What comes before a kernel that leaves prefix maxima, and what comes after it (quantise.cu).

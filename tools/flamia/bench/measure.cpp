@@ -84,19 +84,15 @@ Status Call::make(const Workload& workload, const Recipe& recipe, const BenchOpt
 }
 
 /// What the dO pass must move: dO and O are read in 2 bytes and written as two copies of the codes; dQ's sums are set to zero where a first one is not
-/// stored; for dS in BF16 codes of Q become values, those of K too where the kernel does not make them.
+/// stored.
 double d_out_bytes(const Workload& workload, const Recipe& recipe, const BenchOptions& options) {
   const bool ds_bf16 = recipe.d_s.first.element == Element::bf16;
   double cleared = 0;  // tokens
   for (const std::int32_t length : workload.lengths)
     if (!options.deterministic && !(ds_bf16 && length <= sm90::kOneBlockTokens)) cleared += length;
   const auto tokens = static_cast<double>(workload.tokens());
-  const double query_row = static_cast<double>(options.heads) * options.head_dim,
-               key_row = static_cast<double>(options.key_heads) * options.head_dim;
-  const bool key_values = options.deterministic || recipe.q.first.element == Element::e2m1;
-  const double sums = cleared * query_row * (recipe.accumulation.dq_f16 ? 2 : 4);
-  const double values = ds_bf16 ? 3 * tokens * (query_row + (key_values ? key_row : 0)) : 0;
-  return 6 * tokens * query_row + sums + values;
+  const double query_row = static_cast<double>(options.heads) * options.head_dim;
+  return 6 * tokens * query_row + cleared * query_row * (recipe.accumulation.dq_f16 ? 2 : 4);
 }
 
 /// One part to time: what it enqueues, the operations and bytes that it stands for, its error.

@@ -94,7 +94,6 @@ Status BackwardCall::quantise() const {
   params.scratch = memory_.scratch;
   if (Status s = quantize::gpu::launch_gradient(params, stream_); !s.ok()) return s;
   if (form_.ds != sm90::DsFormat::bf16) return {};
-  if (Status s = dequantise(); !s.ok()) return s;
   return memory_.key_scores != nullptr ? expand_nvfp4() : Status();
 }
 
@@ -180,7 +179,15 @@ Status BackwardCall::differentiate() const {
   clear.tokens = problem_.tokens;
   if (Status s = schedule::gpu::launch_clear_uncovered(clear, schedule_.totals, stream_); !s.ok()) return s;
   if (form_.int8) return device_status(sm90::int8::launch_backward(int8_params(), stream_), "INT8 backward kernels");
-  return device_status(sm90::launch_backward(params(), config(), stream_), "backward kernels");
+  return run(params(), config());
+}
+
+Status BackwardCall::run(const sm90::BackwardParams& params, const sm90::BackwardConfig& config) const {
+  const auto status = [](cudaError_t error) { return device_status(error, "backward kernels"); };
+  if (Status s = status(sm90::launch_backward_prepare(params, config, stream_)); !s.ok()) return s;
+  if (form_.ds == sm90::DsFormat::bf16)
+    if (Status s = dequantise(); !s.ok()) return s;
+  return status(sm90::launch_backward_prepared(params, config, stream_));
 }
 
 }  // namespace flamia::cuda

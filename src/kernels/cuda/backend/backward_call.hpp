@@ -16,12 +16,13 @@ class BackwardCall {
 
   Status check() const;          // what the kernels cannot do with these tensors
   Status schedule() const;       // the forward pass's serves: its counters
-  Status quantise() const;       // dO: codes, D', the pre-scale of dQ; clears the partial sums of dQ. Q and K as BF16 values
+  Status quantise() const;       // dO: codes, D', the pre-scale of dQ; clears the partial sums of dQ
   Status differentiate() const;  // dQ, dK, dV; rows outside every document are filled too
 
-  /// What differentiate() hands to the kernels; tests add what they record.
+  /// What differentiate() hands to the kernels, and their launches, beside which Q and K become BF16 values; tests add what they record.
   sm90::BackwardParams params() const;
   sm90::BackwardConfig config() const;
+  Status run(const sm90::BackwardParams& params, const sm90::BackwardConfig& config) const;
 
  private:
   Status quantise_int8() const;

@@ -114,8 +114,12 @@ int backward_heads_per_group(const BackwardConfig& config, std::int64_t slots, i
 /// The whole pass. cudaErrorInvalidValue: a parameter is missing or out of range.
 cudaError_t launch_backward(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream);
 
-/// Its parts, for timing.
+/// The same in two launches of the caller's: Q and K in BF16 need not be there before the second. With DsFormat::bf16 the next grid may start beside
+/// the first (ptx/grid.cuh).
 cudaError_t launch_backward_prepare(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream);
+cudaError_t launch_backward_prepared(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream);
+
+/// Parts of the second, for timing.
 cudaError_t launch_backward_gradients(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream);
 cudaError_t launch_backward_finish(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream);
 

@@ -64,6 +64,7 @@ int backward_heads_per_group(const BackwardConfig& config, std::int64_t slots, i
 }
 
 cudaError_t launch_backward_prepare(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream) {
+  if (config.deterministic) return launch_split_prepare(params, config, stream);
   return checked(params, config, [&](int multiprocessors) {
     if (config.ds == DsFormat::bf16) return ds16::launch_prepare(params, config, multiprocessors, stream);
     return launch_prepare(params, config.partials == PartialFormat::f16, multiprocessors, stream);
@@ -81,11 +82,16 @@ cudaError_t launch_backward_finish(const BackwardParams& params, const BackwardC
   return checked(params, config, [&](int multiprocessors) { return launch_finish(params, config, multiprocessors, stream); });
 }
 
+cudaError_t launch_backward_prepared(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream) {
+  const auto first = config.deterministic ? launch_split_query_gradient : launch_backward_gradients;
+  const auto second = config.deterministic ? launch_split_key_gradients : launch_backward_finish;
+  if (const cudaError_t error = first(params, config, stream); error != cudaSuccess) return error;
+  return second(params, config, stream);
+}
+
 cudaError_t launch_backward(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream) {
-  if (config.deterministic) return launch_split_backward(params, config, stream);
   if (const cudaError_t error = launch_backward_prepare(params, config, stream); error != cudaSuccess) return error;
-  if (const cudaError_t error = launch_backward_gradients(params, config, stream); error != cudaSuccess) return error;
-  return launch_backward_finish(params, config, stream);
+  return launch_backward_prepared(params, config, stream);
 }
 
 }  // namespace flamia::sm90

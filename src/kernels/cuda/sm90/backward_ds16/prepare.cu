@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The prepare kernel of the backward pass with dS in BF16: row and key records from exponents, m, D' and z.
+#include "../../ptx/grid.cuh"
 #include "../backward/tile_scan.cuh"
 #include "instances.hpp"
 #include "numerics/exponent.hpp"
@@ -84,6 +85,7 @@ template <ScaleGroup kScaleGroup>
 __global__ void __launch_bounds__(kScanThreads)
     prepare_kernel(const __grid_constant__ BackwardParams params, bool scaled_partials) {
   __shared__ int totals[kScanWarps];
+  ptx::let_next_grid_start();
   const int heads = params.query_heads + params.key_heads;
   const std::int64_t jobs = static_cast<std::int64_t>(*params.item_count) * heads;
   for (std::int64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
@@ -100,7 +102,7 @@ __global__ void __launch_bounds__(kScanThreads)
 }  // namespace
 
 cudaError_t launch_prepare(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream) {
-  constexpr int blocks_per_multiprocessor = 16;
+  constexpr int blocks_per_multiprocessor = 8;  // half of the threads: the next grid runs beside this one
   const int blocks = multiprocessors * blocks_per_multiprocessor;
   const bool scaled_partials = config.partials == PartialFormat::f16;
   if (config.scale_group == ScaleGroup::block)
