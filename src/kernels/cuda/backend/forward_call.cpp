@@ -3,7 +3,6 @@
 
 #include <string>
 
-#include "kernels/cuda/dense_strides.hpp"
 #include "kernels/cuda/device_status.hpp"
 #include "schedule/cuda/clear.hpp"
 
@@ -66,60 +65,6 @@ Status ForwardCall::quantise(const TensorView& input, int heads, const OperandFo
   params.block_capacity = schedule_.block_capacity;
   params.scratch = memory_.scratch;
   return quantize::gpu::launch_quantise(params, stream_);
-}
-
-Status ForwardCall::quantise_sage3() const {
-  quantize::gpu::Sage3Params params;
-  params.q = tensors_.q;
-  params.k = tensors_.k;
-  params.v = tensors_.v;
-  params.query_heads = problem_.query_heads;
-  params.key_heads = problem_.key_heads;
-  params.head_dim = problem_.head_dim;
-  params.softmax_scale = problem_.scale;
-  params.query = memory_.sage3.query;
-  params.key = memory_.sage3.key;
-  params.value = memory_.sage3.value;
-  params.query_means = memory_.sage3.query_means;
-  params.key_means = memory_.sage3.key_means;
-  params.mean_scores = memory_.sage3.mean_scores;
-  params.slots = slots_;
-  params.document_capacity = problem_.documents;
-  params.item_capacity = schedule_.forward_capacity;
-  params.documents = schedule_.documents;
-  params.items = schedule_.forward;
-  params.totals = schedule_.totals;
-  return quantize::gpu::launch_sage3(params, stream_);
-}
-
-sm90::sage3::Params ForwardCall::sage3_params() const {
-  const Sage3Memory& own = memory_.sage3;
-  sm90::sage3::Params params;
-  params.queries = own.query.halves;
-  params.keys = own.key.halves;
-  params.values = own.value.halves;
-  params.query_flags = own.query.flags;
-  params.key_flags = own.key.flags;
-  params.value_flags = own.value.flags;
-  params.query_means = own.query_means;
-  params.key_means = own.key_means;
-  params.mean_scores = own.mean_scores;
-  params.key_rows = tensors_.k;
-  fill_dense_strides(params.key_rows, problem_.key_heads, problem_.head_dim);
-  params.documents = schedule_.documents;
-  params.items = schedule_.forward;
-  params.item_count = &schedule_.totals->forward.items;
-  params.output = tensors_.o.data;
-  params.lse = tensors_.lse;
-  params.slots = slots_;
-  params.tokens = problem_.tokens;
-  params.head_dim = problem_.head_dim;
-  params.query_heads = problem_.query_heads;
-  params.key_heads = problem_.key_heads;
-  params.softmax_scale = problem_.scale;
-  params.causal = problem_.mask.causal || problem_.mask.right == 0;
-  params.first_level = form_.first_level;
-  return params;
 }
 
 Status ForwardCall::quantise() const {

@@ -78,27 +78,6 @@ BackwardMemory backward_memory(const Problem& problem, const HopperForm& form, c
   return memory;
 }
 
-namespace {
-
-ForwardMemory sage3_memory(const Problem& problem, const schedule::gpu::Shape& shape, void* base) {
-  const std::int64_t slots = slots_of(problem), query_slots = slots * problem.query_heads, key_slots = slots * problem.key_heads;
-  Pieces workspace(base);
-  ForwardMemory memory;
-  Sage3Memory& own = memory.sage3;
-  for (const auto& [operand, heads_slots] : {std::pair{&own.query, query_slots}, {&own.key, key_slots}, {&own.value, key_slots}}) {
-    operand->halves = workspace.take<std::uint16_t>(heads_slots * problem.head_dim);
-    operand->flags = workspace.take<std::uint8_t>(heads_slots);
-  }
-  own.query_means = workspace.take<float>(query_slots / sm90::kSlotAlign * problem.head_dim);
-  own.key_means = workspace.take<float>(std::max<std::int64_t>(problem.documents, 1) * problem.key_heads * problem.head_dim);
-  own.mean_scores = workspace.take<float>(query_slots);
-  memory.schedule = workspace.take<std::byte>(static_cast<std::int64_t>(schedule::gpu::workspace_bytes(shape)));
-  memory.workspace_bytes = workspace.bytes();
-  return memory;
-}
-
-}  // namespace
-
 ForwardMemory forward_memory(const Problem& problem, const HopperForm& form, const PlanOptions& options, void* saved_base,
                              void* workspace_base) {
   if (form.int8) return int8_forward_memory(problem, form, options, saved_base, workspace_base);

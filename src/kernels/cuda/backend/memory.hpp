@@ -80,6 +80,8 @@ BackwardMemory backward_memory(const Problem& problem, const HopperForm& form, c
 ForwardMemory int8_forward_memory(const Problem& problem, const HopperForm& form, const PlanOptions& options, void* saved,
                                   void* workspace);
 BackwardMemory int8_backward_memory(const Problem& problem, void* workspace);
+/// The same for sage3, whose calls do not train.
+ForwardMemory sage3_memory(const Problem& problem, const schedule::gpu::Shape& shape, void* workspace);
 
 /// What the quantiser does about prefix maxima; `wanted`: the backward pass reads them.
 quantize::gpu::Prefix prefix_of(const OperandForm& form, bool wanted);
