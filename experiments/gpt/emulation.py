@@ -10,6 +10,9 @@ Options after the recipe, each a mistake that training should show:
     emulated:mxfp8+backward_reference=integer    ... from the nearest whole row reference above m
     emulated:mxfp8+gradient_p=codes              dS takes P as it was rounded for the product with V
     emulated:mxfp8+ds=constant8                  dS is multiplied by 2^8 whatever its size, and rounded to E4M3; or constant12, constant16
+
+and one that may mend what training has shown:
+    emulated:nvfp4-full+d=row_sum                D is the sum of P * dP over a row, from the very numbers that dS takes, not dO * O
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from registry import Attention, register
 from emulation_graph import Layer, Layers
 from emulation_numbers import LEAST, TILE, Operand, Place, Reference, Tiles, exp2, exponent, fma, in_blocks, pow2, quantise, rotate, rotate_back, rounded, scaled
 
-MISTAKES = {"backward_exp2": ("mitchell", "schraudolph"), "backward_reference": ("integer",), "gradient_p": ("codes",), "ds": ("constant8", "constant12", "constant16")}
+MISTAKES = {"d": ("row_sum",), "backward_exp2": ("mitchell", "schraudolph"), "backward_reference": ("integer",), "gradient_p": ("codes",), "ds": ("constant8", "constant12", "constant16")}
 
 
 @dataclass
@@ -281,6 +284,21 @@ class Gradients:
     d_v: Tensor
 
 
+def _products(saved: Saved, sums: Gradients, at: Tensor, back: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
+    """P from unrounded scores and dP, which dS is made of."""
+    y, rho = _scores(saved.q, saved.k, at, back, s)
+    e = saved.v2.exponent[back][:, :, None, :]
+    return exp2(fma(y, rho, -sums.m[at]), s.kind), scaled(sums.g.values[at] @ saved.v2.values[back].transpose(-1, -2), e)
+
+
+def _row_sum_tile(saved: Saved, sums: Gradients, mass: Tensor, at: Tensor, back: Tensor, inside: Tensor, place: Place, s: Settings) -> None:
+    """Adds the tile's sums of P * dP to sums.d and of P to mass."""
+    p, dp = _products(saved, sums, at, back, s)
+    p = torch.where(inside[:, None, :, None] & (_diagonal(p.device) if place.first else True), p, 0)
+    sums.d[at] += (p * dp).sum(-1, keepdim=True)
+    mass[at] += p.sum(-1, keepdim=True)
+
+
 def _backward_tile(saved: Saved, sums: Gradients, at: Tensor, back: Tensor, inside: Tensor, place: Place, s: Settings,
                    seen_by: Rounding | None = None) -> None:
     """Adds what the tiles `at` of queries and `back` of keys have of the gradients."""
@@ -349,6 +367,12 @@ def backward(d_out: Tensor, saved: Saved, tiles: Tiles, s: Settings, seen_by: Ro
         m = torch.ceil(m)
     pre_scale = _pre_scale(g, saved, tiles) if recipe["accumulation"]["dq_f16"] else None
     sums = Gradients(g, g2, d, m[..., None], pre_scale, *(torch.zeros_like(d_out) for _ in range(3)))
+    if s.mistakes.get("d"):
+        mass, sum_rows = torch.zeros_like(d), _compiled(_row_sum_tile, d_out.device)
+        sums.d.zero_()
+        for step, at in enumerate(tiles.steps):
+            sum_rows(saved, sums, mass, at, at - step, tiles.inside[at], Place.of(step), s)
+        sums.d.copy_(torch.where(mass > 0, sums.d / mass, 0))
     run = _backward_tile if seen_by is not None else _compiled(_backward_tile, d_out.device)
     for step, at in enumerate(tiles.steps):
         run(saved, sums, at, at - step, tiles.inside[at], Place.of(step), s, seen_by)

@@ -130,6 +130,21 @@ def test_small_gradients_meet_the_floor_of_first_levels(monkeypatch: pytest.Monk
     assert distance(gradients("emulated:nvfp4-full"), wanted) > 10 * limit
 
 
+def test_d_of_its_own_numbers_where_tokens_are_alike() -> None:
+    """dO * O knows the V of O; where values have much in common, what the other copy of V rounded is more than dP - D."""
+    generator = torch.Generator().manual_seed(2)
+    q, k, v, d_out = (torch.randn(TOKENS, 1, 128, generator=generator).bfloat16() for _ in range(4))
+    v = (torch.randn(128, generator=generator) + 0.1 * v).bfloat16()
+    cu = torch.tensor(CU, dtype=torch.int32)
+
+    def d_q(name: str) -> torch.Tensor:
+        leaf = q.clone().requires_grad_()
+        return torch.autograd.grad(attentions.make(name, TOKENS)(leaf, k, v, cu, 128 ** -0.5), leaf, d_out)[0].double().flatten()
+    wanted = d_q("exact")
+    plain, own = (float(torch.nn.functional.cosine_similarity(d_q(name), wanted, dim=0)) for name in ("emulated:nvfp4-full", "emulated:nvfp4-full+d=row_sum"))
+    assert plain < 0.5 and own > plain + 0.2, (plain, own)
+
+
 def test_head_dim_64() -> None:
     got, wanted = (run(attentions.make(f"{name}:mxfp8-exact", TOKENS), 64) for name in ("emulated", "flamia"))
     assert distance(got, wanted) < bound("mxfp8-exact", "cpu")
