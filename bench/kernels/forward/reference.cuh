@@ -14,8 +14,7 @@ struct Inputs {
   int d;
   bool tilesum;
   flamia::sm90::forward::Exponential kind;
-  bool
-      fold_values;  // token-blocks: V's exponents go into V's codes where the rows' group of 64 sees the whole tile and no less than 256 keys
+  bool token_blocks;  // where value exponents lie close together, l counts the folded codes
 };
 
 __device__ inline double block_reduce(double value, bool maximum, double* scratch) {
@@ -41,10 +40,6 @@ __device__ inline double code_of(double x, flamia::sm90::forward::Exponential ki
   return decode(__nv_cvt_float_to_fp8(static_cast<float>(p), __NV_SATFINITE, __NV_E4M3));
 }
 
-__device__ inline double rounded(double x) {
-  return decode(__nv_cvt_float_to_fp8(static_cast<float>(x), __NV_SATFINITE, __NV_E4M3));
-}
-
 /// Errors of a row against both references: squared differences and norms, greatest differences of LSE, m and l.
 struct RowError {
   double exact_error, exact_norm, recipe_error, recipe_norm, bias, lse, reference, sum;
@@ -52,7 +47,7 @@ struct RowError {
 };
 
 __global__ void check_rows(Inputs in, const int* document_of_row, const int* position_of_row, RowError* errors) {
-  __shared__ double scratch[128], weights[128], plain[128], value_fold[128];
+  __shared__ double scratch[128], weights[128], plain[128];
   const ForwardParams& p = in.p;
   const int t = threadIdx.x, d = in.d, head = blockIdx.y, key_head = head / (p.query_heads / p.key_heads);
   const Document doc = p.documents[document_of_row[blockIdx.x]];
@@ -117,23 +112,21 @@ __global__ void check_rows(Inputs in, const int* document_of_row, const int* pos
         true, scratch);
     const double correction = first ? 0 : exp2(m - m_new);  // NaN times 0 stays NaN: a flagged key may come first
     const double code = visible ? (flagged ? NAN : code_of(score + shift - m_new, in.kind)) : 0;
-    const int common = window.last_key(i / 64 * 64, doc.length);
-    const bool whole = in.fold_values && common >= flamia::sm90::forward::kLeastFolded && tile * 128 + 127 <= common;
     const double fold = value_byte == 255 ? 0 : value_byte - 127 - reach;
-    const double folded = visible ? (flagged ? NAN : whole ? code : code_of(score + shift + fold - m_new, in.kind)) : 0;
-    const double sum = block_reduce(code, false, scratch);
+    const bool far = block_reduce(value_byte == 255 || fold < -2, true, scratch) != 0;
+    const bool close = in.token_blocks && !far && tile * 128 + 127 <= window.last_key(i / 64 * 64, doc.length);
+    const double folded = visible ? (flagged ? NAN : code_of(score + shift + fold - m_new, in.kind)) : 0;
+    const double sum = block_reduce(close ? folded * exp2(-fold) : code, false, scratch);
     l = l * correction + sum * exp2(-shift);
     __syncthreads();
     plain[t] = folded;
-    value_fold[t] = whole ? exp2(fold) : 1;
     __syncthreads();
     part = 0;
     if (t < d) {
       for (int k = 0; k < 128; ++k) {
         if (plain[k] == 0) continue;
-        const double value = decode(p.value_codes[flamia::sm90::transposed_offset(
-            p.slots, d, key_head, doc.slot_start + tile * 128 + k, t, flamia::sm90::TokenOrder::pi)]);
-        part += plain[k] * (value_fold[k] == 1 ? value : rounded(value * value_fold[k]));
+        part += plain[k] * decode(p.value_codes[flamia::sm90::transposed_offset(
+                               p.slots, d, key_head, doc.slot_start + tile * 128 + k, t, flamia::sm90::TokenOrder::pi)]);
       }
     }
     out = out * correction + part * exp2(reach);

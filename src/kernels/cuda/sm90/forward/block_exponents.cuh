@@ -4,6 +4,8 @@
 #pragma once
 #include <cstdint>
 
+#include "../../ptx/barrier.cuh"
+#include "../../ptx/matrix.cuh"
 #include "exponents.cuh"
 #include "storage.hpp"
 
@@ -20,11 +22,16 @@ __device__ __forceinline__ BlockBytes load_block_exponents(const std::uint8_t* k
   return {__ldg(key + at), __ldg(value + at)};
 }
 
+/// Exponents lie close together where none is further below the greatest than this.
+inline constexpr int kClosest = 2;
+
 /// What is found in a tile's exponents, once.
 struct TileBlocks {
   BlockBytes bytes;  // of blocks beyond the document as of the first, so that they decide nothing
   int greatest;      // byte of the greatest value exponent, flagged blocks skipped
-  int lower;         // a bit for each block whose values do not have it; 0: the tile has one value exponent
+  int shift;         // of the lane's block: how far below the greatest
+  int shifts;        // those of all blocks if they are close: bit b the lower one of block b, bit b + 4 the higher one. Otherwise 0
+  int values;        // Values
 };
 
 __device__ __forceinline__ TileBlocks examine(BlockBytes bytes, int valid_keys, int lane) {
@@ -34,14 +41,35 @@ __device__ __forceinline__ TileBlocks examine(BlockBytes bytes, int valid_keys, 
   const bool inside = kBlock * (lane % (kKeyTile / kBlock)) < valid_keys;
   tile.bytes = {inside ? bytes.key : first_key, inside ? bytes.value : first_value};
   tile.greatest = __reduce_max_sync(kFullWarp, tile.bytes.value == kFlaggedByte ? 0 : tile.bytes.value);
-  tile.lower = __ballot_sync(kFullWarp, tile.bytes.value != tile.greatest) & kBlocks;
+  tile.shift = tile.greatest - (tile.bytes.value == kFlaggedByte ? 0 : tile.bytes.value);
+  const unsigned far = __ballot_sync(kFullWarp, tile.shift > kClosest) & kBlocks;
+  const unsigned low = __ballot_sync(kFullWarp, (tile.shift & 1) != 0) & kBlocks,
+                 high = __ballot_sync(kFullWarp, (tile.shift & 2) != 0) & kBlocks;
+  tile.shifts = far == 0 ? low | high << 4 : 0;
+  tile.values = far != 0 ? Values::kMixed : tile.shifts != 0 ? Values::kClose : Values::kUniform;
   return tile;
 }
 
-/// Writes the exponents of one tile; all lanes of the copy warp take part. `folded`: the folding warps make one of several value exponents.
+/// Puts 2^shift into the columns of ones beside a block's values: codes folded by 2^-shift then add up to what unfolded ones would. The stage
+/// is free; whole warp.
 template <class Config>
-__device__ __forceinline__ void store_exponents(TileExponents<Config::kScaleEntries>& tile, const TileBlocks& found, int lane,
-                                                bool folded) {
+__device__ __forceinline__ void set_ones(Storage<Config>& storage, std::uint32_t slot, const TileBlocks& found, int lane) {
+  if (storage.ones_shifts[slot] == found.shifts) return;
+  constexpr std::uint32_t one = 0x38;  // E4M3; a power of two is 8 more
+  const int shift = __shfl_sync(kFullWarp, found.shift, lane / 8);
+  const std::uint32_t word = (one + 8 * (found.shifts != 0 ? shift : 0)) * 0x01010101u;
+  const std::uint32_t at = ptx::shared_address(storage.value[slot]) + lane / 4 * Config::kValueGroupStride +
+                           Config::kValueGroupBytes + lane % 4 * (Config::kOnesBytes / 4);
+  ptx::store_shared_x4(at, word, word, word, word);
+  ptx::store_shared_x4(at + 16, word, word, word, word);
+  ptx::fence_async_reads();
+  if (lane == 0) storage.ones_shifts[slot] = found.shifts;
+  __syncwarp();
+}
+
+/// Writes the exponents of one tile; all lanes of the copy warp take part.
+template <class Config>
+__device__ __forceinline__ void store_exponents(TileExponents<Config::kScaleEntries>& tile, const TileBlocks& found, int lane) {
   constexpr int kBlocks = kKeyTile / kBlock;
   static_assert(Config::kScaleEntries == kBlocks && kBlocks == 4);
   const auto [key, value] = found.bytes;
@@ -52,11 +80,10 @@ __device__ __forceinline__ void store_exponents(TileExponents<Config::kScaleEntr
   reach = max(reach, __shfl_up_sync(kFullWarp, reach, 2, kBlocks));
   if (lane < kBlocks) {
     tile.key_factors[lane] = flagged ? kNaN : power_of_two_full(key - kExponentBias);
-    tile.value[lane] = (value == kFlaggedByte ? 0 : value) - kExponentBias;
+    tile.value[lane] = __float_as_int(static_cast<float>(-found.shift));
     tile.reach[lane] = reach - kExponentBias;
   }
-  if (lane == kBlocks)
-    *reinterpret_cast<int4*>(&tile) = make_int4(mixed_keys, found.lower != 0 && !folded, 0, found.greatest - kExponentBias);
+  if (lane == kBlocks) *reinterpret_cast<int4*>(&tile) = make_int4(mixed_keys, found.values, 0, found.greatest - kExponentBias);
 }
 
 }  // namespace flamia::sm90::forward

@@ -46,7 +46,7 @@ struct Config {
   // document, late enough that blocks do not hoard work near the end.
   static constexpr int kTilesAhead = 2;
 
-  // Roles. The loader warpgroup holds the scheduler warp, the copy warp and two folding warps (which leave at once without token-blocks).
+  // Roles. The loader warpgroup holds the scheduler warp and the copy warp; two warps leave at once.
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kLoaderRegisters = 32;
   static constexpr int kConsumerRegisters = 160;
@@ -70,9 +70,7 @@ struct Config {
   // Lanes of the copy warp that write them, each arriving for itself (block_exponents.cuh).
   static constexpr int kExponentWriters = kScaleGroup == ScaleGroup::block ? kScaleEntries + 1 : 32;
 
-  // Token-blocks: two warps of the loader warpgroup fold the exponents of a mixed tile's values into their codes (fold.cuh).
-  static constexpr bool kFoldValues = kScaleGroup == ScaleGroup::block;
-  static constexpr int kFoldingWarps = kFoldValues ? 2 : 0;
+  static constexpr bool kTokenBlocks = kScaleGroup == ScaleGroup::block;
 
   // Accumulators of a thread: scores, output.
   static constexpr int kScores = kKeyTile / 2;

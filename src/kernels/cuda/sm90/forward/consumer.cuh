@@ -40,14 +40,6 @@ struct Consumer {
   __device__ __forceinline__ bool elected() const { return lane == 0; }
 };
 
-/// Hands a stage back that this warp has read.
-template <class Config>
-__device__ __forceinline__ void hand_back(Storage<Config>& storage, Consumer<Config>& self) {
-  __syncwarp();
-  if (self.elected()) ptx::barrier_arrive(&storage.tile_free[self.stage.slot]);
-  self.stage.advance();
-}
-
 /// Hands a stage back unread: only other warpgroups need it. One warp waits for it, so that nobody frees a stage that is not yet full, and
 /// arrives for all; the warpgroup must meet again before another round of the ring (the next product does that, or leave_together).
 template <class Config>
@@ -58,27 +50,6 @@ __device__ __forceinline__ void skip_tile(Storage<Config>& storage, Consumer<Con
     __syncwarp();
   }
   self.stage.advance();
-}
-
-/// Whether the tile in the consumer's stage, which is ready, has values of several exponents; uniform.
-template <class Config>
-__device__ __forceinline__ bool mixed_values(const Storage<Config>& storage, const Consumer<Config>& self) {
-  return __shfl_sync(kFullWarp, storage.exponents[self.stage.slot].mixed_values, 0) != 0;
-}
-
-/// The same for tiles `from` down to `to`. Divided tiles of several value exponents come twice.
-template <class Config>
-__device__ __forceinline__ void skip_tiles(Storage<Config>& storage, Consumer<Config>& self, int from, int to, TileRange divided) {
-  for (int tile = from; tile >= to; --tile) {
-    if (Config::kFoldValues && tile >= divided.first && tile <= divided.last) {
-      ptx::barrier_wait(&storage.tile_ready[self.stage.slot], self.stage.parity);
-      const bool twice = mixed_values<Config>(storage, self);
-      hand_back<Config>(storage, self);
-      if (twice) skip_tile<Config>(storage, self);
-    } else {
-      skip_tile<Config>(storage, self);
-    }
-  }
 }
 
 template <class Config>
@@ -109,8 +80,8 @@ template <class Config>
 __device__ __forceinline__ int value_unit(const TileExponents<Config::kScaleEntries>& tile) {
   const int4 header = ptx::load_shared_int4(ptx::shared_address(&tile));
   const int word = ptx::load_shared_int(ptx::shared_address(tile.value));  // per token: written where values are mixed
-  const int of_first_key = Config::kFoldValues ? word : (word >> 23) - kExponentBias;
-  const int first = Config::kFoldValues || header.y != 0 ? of_first_key : header.w;
+  const int of_first_key = Config::kTokenBlocks ? header.w + __float2int_rn(__int_as_float(word)) : (word >> 23) - kExponentBias;
+  const int first = Config::kTokenBlocks || header.y != 0 ? of_first_key : header.w;
   return clamp(header.w - first <= 8 ? header.w : first, -40, 40);
 }
 
@@ -145,10 +116,10 @@ __device__ __forceinline__ TileKind<Config> masked_scores(float (&scores)[Config
   TileKind<Config> kind;
   kind.factors = score_factors<Config>(exponents, row, header);
   kind.careful = Config::kReference == RowReference::phase32 || __any_sync(kFullWarp, is_careful(row.x) | is_careful(row.y));
-  kind.usual = !__any_sync(kFullWarp, (header.y | (header.w ^ unit)) != 0);
-  kind.mixed_values = __shfl_sync(kFullWarp, header.y, 0);
   kind.value_exponent = __shfl_sync(kFullWarp, header.w, 0);
   const bool right_edge = first_key + kKeyTile - 1 > item.last_common;
+  kind.mixed_values = __shfl_sync(kFullWarp, Config::kTokenBlocks && !right_edge ? header.y & Values::kMixed : header.y, 0);
+  kind.usual = !__any_sync(kFullWarp, (kind.mixed_values | (header.w ^ unit)) != 0);
   const bool left_edge = first_key < item.first_common;
   const bool special = __any_sync(kFullWarp, header.x != 0 || right_edge || left_edge);
   if (special) ptx::mark();  // no vote sinks below the wait
@@ -176,7 +147,8 @@ __device__ __forceinline__ bool tile_codes(std::uint32_t (&codes)[kCodeWords], S
                                            const TileKind<Config>& kind, const float (&bias)[2], const RowState<Config>& state,
                                            std::uint32_t value, const Item& item, int first_key, int unit) {
   if (kind.usual) {
-    make_codes<Config>(codes, scores, kind.factors, bias, state, item, first_key);
+    make_codes<Config>(codes, scores, kind.factors, bias, first_key);
+    if constexpr (Config::kRecordCodes) record_unfolded<Config>(scores, kind.factors, bias, state, item, first_key);
     return false;
   }
   const TileExponents<Config::kScaleEntries>& exponents = storage.exponents[slot];
@@ -188,14 +160,16 @@ __device__ __forceinline__ bool tile_codes(std::uint32_t (&codes)[kCodeWords], S
     }
     float sums[4];
     if constexpr (Config::kScaleGroup == ScaleGroup::block) {
-      make_block_folded_codes<Config>(codes, sums, value, scores, kind.factors, bias, state, item, first_key, exponents, reach);
+      make_block_folded_codes<Config>(codes, sums, ptx::descriptor_low(storage.ones, OnesOperand<Config>::kLayout), scores,
+                                      kind.factors, bias, state, item, first_key, exponents, reach, kind.value_exponent);
     } else {
-      make_token_folded_codes<Config>(codes, sums, value, scores, kind.factors, bias, state, item, first_key, exponents, reach,
-                                      ptx::thread_index() % 32);
+      make_token_folded_codes<Config>(codes, sums, value + (Config::kValueGroupBytes >> 4), scores, kind.factors, bias, state, item,
+                                      first_key, exponents, reach, ptx::thread_index() % 32);
     }
     ptx::store_shared_float2(self.row + Parked<Config>::kMixedSums, {sums[0], sums[2]});
   } else {
-    make_codes<Config>(codes, scores, kind.factors, bias, state, item, first_key);
+    make_codes<Config>(codes, scores, kind.factors, bias, first_key);
+    if constexpr (Config::kRecordCodes) record_unfolded<Config>(scores, kind.factors, bias, state, item, first_key);
   }
   ptx::store_shared_float2(self.row + Parked<Config>::kValueScale, {power_of_two(clamp(reach.of(0) - unit, -126, 127)),
                                                                     power_of_two(clamp(reach.of(1) - unit, -126, 127))});
@@ -274,27 +248,6 @@ __device__ __forceinline__ bool attend_tile(Storage<Config>& storage, Consumer<C
   return true;
 }
 
-/// Where a warpgroup stands that visits divided tiles: above them; at one as it is, with the folded copy behind it; at one that comes once, or at its
-/// folded copy; below them.
-enum class Part { above, as_it_is, last_copy, below };
-
-/// A divided tile of several value exponents lies in two stages: as it is, and folded. Passes over the one that is not this warpgroup's.
-template <class Config>
-__device__ __forceinline__ Part pass_divided(Storage<Config>& storage, Consumer<Config>& self, const Item& item, Part part,
-                                             int tile, int last_divided, int last_visited) {
-  if (part == Part::as_it_is) {
-    skip_tile<Config>(storage, self);
-    leave_together<Config>(self);
-    if (tile >= last_visited) ptx::barrier_wait(&storage.tile_ready[self.stage.slot], self.stage.parity);
-  }
-  if (tile < last_divided) return Part::below;
-  if (!mixed_values<Config>(storage, self)) return Part::last_copy;
-  if (item.last_common < kLeastFolded || tile * kKeyTile + kKeyTile - 1 > item.last_common) return Part::as_it_is;
-  hand_back<Config>(storage, self);
-  ptx::barrier_wait(&storage.tile_ready[self.stage.slot], self.stage.parity);
-  return Part::last_copy;
-}
-
 /// All key tiles of one work item for this warpgroup's 64 queries, from the highest down.
 template <class Config>
 __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Config>& storage, Consumer<Config>& self,
@@ -306,16 +259,13 @@ __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Conf
       tile_range(window, first_query < 0 ? work.length : first_query, Config::kRowsPerConsumer, work.length);
   std::uint64_t* const query_ready = &storage.query_ready[self.query_barrier()];
   std::uint64_t* const query_free = &storage.query_free[self.query_barrier()];
-  const TileRange divided = Config::kFoldValues
-                                ? divided_tiles(window, work.first, work.length, Config::kRowsPerConsumer, Config::kConsumers)
-                                : TileRange{0, -1};
 
   if (own.last < own.first) {  // the warpgroup's queries lie outside the document
     if (self.warp == 0) {
       ptx::barrier_wait(query_ready, self.query.parity);
       if (self.elected()) ptx::barrier_arrive_many(query_free, kWarpsPerConsumer);
     }
-    skip_tiles<Config>(storage, self, all.last, all.first, divided);
+    for (int tile = all.last; tile >= all.first; --tile) skip_tile<Config>(storage, self);
     leave_together<Config>(self);
     return;
   }
@@ -331,23 +281,16 @@ __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Conf
                   &params,
                   work.head * params.slots + work.slot_start};
 
-  skip_tiles<Config>(storage, self, all.last, own.last + 1, divided);
+  for (int tile = all.last; tile > own.last; --tile) skip_tile<Config>(storage, self);
   ptx::barrier_wait(query_ready, self.query.parity);
   RowState<Config> state;
   begin_rows<Config>(state, storage, self);
   ptx::barrier_wait(&storage.tile_ready[self.stage.slot], self.stage.parity);
   const int unit = __shfl_sync(kFullWarp, value_unit<Config>(storage.exponents[self.stage.slot]), 0);
   int tile = own.last;
-  const int last_divided = max(divided.first, own.first);
-  Part part = Config::kFoldValues && last_divided <= divided.last ? Part::above : Part::below;
-  while (true) {
-    const int end = part == Part::above ? divided.last + 1 : part == Part::below ? own.first : tile;
 #pragma unroll 1
-    while (tile >= end) {
-      if (attend_tile<Config>(storage, self, state, item, tile, own.first, unit)) --tile;
-    }
-    if (part == Part::below) break;
-    part = pass_divided<Config>(storage, self, item, part, tile, last_divided, own.first);
+  while (tile >= own.first) {
+    if (attend_tile<Config>(storage, self, state, item, tile, own.first, unit)) --tile;
   }
   if constexpr (!Config::kLarge) {  // otherwise free since the last scores
     if (self.elected()) ptx::barrier_arrive(query_free);
@@ -355,7 +298,7 @@ __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Conf
   store_rows<Config>(params, work, state, unit, storage.rows_out[kWarpsPerConsumer * self.index + self.warp],
                      first_query + 16 * self.warp, self.lane);
   if (own.first > all.first) {
-    skip_tiles<Config>(storage, self, own.first - 1, all.first, divided);
+    for (int tile = own.first - 1; tile >= all.first; --tile) skip_tile<Config>(storage, self);
     leave_together<Config>(self);
   }
 }

@@ -5,7 +5,6 @@
 //   scheduler warp     ticket, item, document: when the copy warp comes near the end of an item ...........
 //   copy warp          Q | K V exponents of tile t | t-1 | t-2 | ... (as stages become free) | Q | K V ...
 //   query warp     NVFP4, d = 128: Q of a consumer as soon as it has no use for its old one ................
-//   folding warps      token-blocks: V of tile t with one exponent | t-1 | ... (most tiles have it already)
 //   consumer 0         S(t) softmax PV(t) promote | S(t-1) softmax PV promote | ... | rows leave | S ...
 //   consumer 1             S(t) softmax PV(t) promote | ...              the three drift apart by themselves: one
 //   consumer 2                 S(t) softmax PV(t) ...                    multiplies while another exponentiates
@@ -15,7 +14,6 @@
 #include "../../ptx/registers.cuh"
 #include "config.hpp"
 #include "consumer.cuh"
-#include "fold.cuh"
 #include "loader.cuh"
 #include "storage.hpp"
 
@@ -32,6 +30,8 @@ __device__ __forceinline__ void prepare(Storage<Config>& storage) {
                                group % Config::kTokenGroups * Config::kValueGroupStride + Config::kValueGroupBytes;
     reinterpret_cast<std::uint32_t*>(ones)[word] = one_e4m3_x4;
   }
+  if (threadIdx.x < 2 * Config::kOnesBytes / 4) reinterpret_cast<std::uint32_t*>(storage.ones)[threadIdx.x] = one_e4m3_x4;
+  if (threadIdx.x < Config::kStages) storage.ones_shifts[threadIdx.x] = 0;
   if (threadIdx.x == 0) {
     constexpr int kWarp = 32;  // lanes of the copy warp
     constexpr int consumer_warps = kWarpsPerConsumer * Config::kConsumers;
@@ -47,7 +47,6 @@ __device__ __forceinline__ void prepare(Storage<Config>& storage) {
     for (int i = 0; i < Config::kStages; ++i) {
       ptx::barrier_init(&storage.tile_ready[i], Config::kExponentWriters);
       ptx::barrier_init(&storage.tile_free[i], consumer_warps);
-      if constexpr (Config::kFoldValues) ptx::barrier_init(&storage.fold_ready[i], Config::kExponentWriters);
     }
   }
   ptx::fence_before_async_use();
@@ -68,9 +67,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1) forward_kernel(const __gr
     if (warp == 1) copy_operands<Config>(params, storage, lane);
     if constexpr (Config::kLarge) {
       if (warp == 2) copy_queries_apart<Config>(params, storage, lane);
-    }
-    if constexpr (Config::kFoldValues) {
-      if (warp >= 2) fold_values<Config>(storage, warp - 2, lane);
     }
   } else {
     ptx::take_registers<Config::kConsumerRegisters>();

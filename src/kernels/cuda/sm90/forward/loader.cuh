@@ -58,7 +58,7 @@ template <class Config>
 struct CopyState {
   Ring<Config::kWorkSlots> work;
   Ring<Config::kQueryBuffers> query;
-  Ring<Config::kStages> stage, fold;
+  Ring<Config::kStages> stage;
 };
 
 template <class Config>
@@ -152,19 +152,6 @@ __device__ __forceinline__ void copy_values(const ForwardParams& params, Storage
   }
 }
 
-/// `bytes` of values are on their way; the exponents are written.
-template <class Config>
-__device__ __forceinline__ void request_fold(Storage<Config>& storage, CopyState<Config>& state, FoldRequest request,
-                                             std::uint32_t bytes, int lane) {
-  if (lane == 0) {
-    storage.folds[state.fold.slot] = request;
-    ptx::barrier_arrive_expect(&storage.fold_ready[state.fold.slot], bytes);
-  } else if (lane < Config::kExponentWriters) {
-    ptx::barrier_arrive(&storage.fold_ready[state.fold.slot]);
-  }
-  state.fold.advance();
-}
-
 /// Exponent bytes of a tile, asked for early.
 template <class Config>
 __device__ __forceinline__ auto load_exponents(const ForwardParams& params, std::int64_t first_slot, int lane) {
@@ -174,19 +161,14 @@ __device__ __forceinline__ auto load_exponents(const ForwardParams& params, std:
     return load_token_exponents(params.key_exponents, params.value_exponents, first_slot, lane);
 }
 
-/// How a tile of several value exponents is handed over: as it is; folded (token-blocks: the folding warps make one of them); as it is, and once
-/// more folded.
-enum class Hand { plain, folded, plain_then_folded };
-
-/// Returns whether the tile is to be copied once more. Nothing but a fold waits for the exponents on their way from global memory; the copy warp
-/// is slow beside the consumers, every instruction of a tile counts.
+/// The exponents are on their way from global memory while the copies are issued; the copy warp is slow beside the consumers, every instruction
+/// of a tile counts.
 template <class Config>
-__device__ __forceinline__ bool copy_tile(const ForwardParams& params, Storage<Config>& storage, CopyState<Config>& state,
-                                          const Work& work, int tile, int lane, Hand hand) {
+__device__ __forceinline__ void copy_tile(const ForwardParams& params, Storage<Config>& storage, CopyState<Config>& state,
+                                          const Work& work, int tile, int lane) {
   const std::uint32_t slot = state.stage.slot;
   const std::int64_t row = work.key_head * params.slots + work.slot_start + static_cast<std::int64_t>(tile) * kKeyTile;
   const auto bytes = load_exponents<Config>(params, row, lane);
-  const bool fold = Config::kFoldValues && hand == Hand::folded;
   constexpr std::uint32_t value_bytes = Config::kTokenGroups * Config::kValueGroupBytes;
 
   ptx::barrier_wait_asleep(&storage.tile_free[slot], state.stage.parity ^ 1, kSleep);
@@ -194,36 +176,19 @@ __device__ __forceinline__ bool copy_tile(const ForwardParams& params, Storage<C
     ptx::bulk_copy(storage.key[slot], params.key_codes + row * (Config::kHeadDim * Config::kScoreBytes), Config::kKeyBytes,
                    &storage.tile_ready[slot]);
   }
-  if (!fold) copy_values<Config>(params, storage, slot, row, &storage.tile_ready[slot]);
+  copy_values<Config>(params, storage, slot, row, &storage.tile_ready[slot]);
   const auto found = examine(bytes, work.length - tile * kKeyTile, lane);
-  int folds = 0;
-  if constexpr (Config::kFoldValues) {
-    if (fold) {
-      folds = found.lower;
-      copy_values<Config>(params, storage, slot, row,
-                          folds != 0 ? &storage.fold_ready[state.fold.slot] : &storage.tile_ready[slot]);
-    }
-    store_exponents<Config>(storage.exponents[slot], found, lane, folds != 0);
-    if (folds != 0) request_fold<Config>(storage, state, {folds, static_cast<std::int32_t>(slot)}, value_bytes, lane);
-  } else {
-    store_exponents<Config>(storage.exponents[slot], found, lane);
-  }
-  // Last of all, for the exponents: every lane that wrote some arrives for its own. The folding warps arrive in the place of the last ones,
-  // when they are done.
-  if (lane == 0)
-    ptx::barrier_arrive_expect(&storage.tile_ready[slot], Config::kKeyBytes + (folds == 0 ? value_bytes : 0));
-  else if (lane < Config::kExponentWriters - (folds == 0 ? 0 : Config::kFoldingWarps))
+  if constexpr (Config::kTokenBlocks) set_ones<Config>(storage, slot, found, lane);
+  store_exponents<Config>(storage.exponents[slot], found, lane);
+  if (lane == 0)  // last of all, for the exponents: every lane that wrote some arrives for its own
+    ptx::barrier_arrive_expect(&storage.tile_ready[slot], Config::kKeyBytes + value_bytes);
+  else if (lane < Config::kExponentWriters)
     ptx::barrier_arrive(&storage.tile_ready[slot]);
   __syncwarp();
   state.stage.advance();
-  if constexpr (Config::kFoldValues)
-    return hand == Hand::plain_then_folded && found.lower != 0;
-  else
-    return false;
 }
 
-/// Copy warp: per work item the queries, then its key tiles from the highest down; token-blocks: a divided tile of several value exponents
-/// twice, as it is and folded. The slot of the item before is handed back to the scheduler, which then takes the next ticket, only near
+/// Copy warp: per work item the queries, then its key tiles from the highest down. The slot of the item before is handed back to the scheduler, which then takes the next ticket, only near
 /// the end of the running item.
 template <class Config>
 __device__ __forceinline__ void copy_operands(const ForwardParams& params, Storage<Config>& storage, int lane) {
@@ -234,27 +199,15 @@ __device__ __forceinline__ void copy_operands(const ForwardParams& params, Stora
     ptx::barrier_wait_asleep(&storage.work_ready[slot], state.work.parity, kSleep);
     const Work work = storage.work[slot];
     state.work.advance();
-    if (work.length < 0) {
-      if constexpr (Config::kFoldValues) {  // the last request takes no stage: it waits for one all the same (fold.cuh)
-        ptx::barrier_wait_asleep(&storage.tile_free[state.stage.slot], state.stage.parity ^ 1, kSleep);
-        request_fold<Config>(storage, state, {0, 0}, 0, lane);
-      }
-      return;
-    }
+    if (work.length < 0) return;
 
     if constexpr (!Config::kLarge) copy_queries<Config>(params, storage, state, work, lane);
     const TileRange range = tile_range(window, work.first, Config::kQueryTile, work.length);
     const int ask_at = range.last - range.first < Config::kTilesAhead ? range.last : range.first + Config::kTilesAhead - 1;
-    const TileRange divided = Config::kFoldValues
-                                  ? divided_tiles(window, work.first, work.length, Config::kRowsPerConsumer, Config::kConsumers)
-                                  : TileRange{0, -1};
     if (range.last < range.first && !first_item && lane == 0) ptx::barrier_arrive(&storage.work_taken[slot ^ 1]);
-    bool again = false;
-    for (int tile = range.last; tile >= range.first;) {
-      if (tile == ask_at && !again && !first_item && lane == 0) ptx::barrier_arrive(&storage.work_taken[slot ^ 1]);
-      const Hand hand = again || tile < divided.first ? Hand::folded : tile <= divided.last ? Hand::plain_then_folded : Hand::plain;
-      again = copy_tile<Config>(params, storage, state, work, tile, lane, hand);
-      if (!again) --tile;
+    for (int tile = range.last; tile >= range.first; --tile) {
+      if (tile == ask_at && !first_item && lane == 0) ptx::barrier_arrive(&storage.work_taken[slot ^ 1]);
+      copy_tile<Config>(params, storage, state, work, tile, lane);
     }
   }
 }

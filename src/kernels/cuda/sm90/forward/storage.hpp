@@ -16,23 +16,22 @@ struct Work {
   std::int32_t unused[2];
 };
 
+/// Value exponents of a tile: one; several; token-blocks: several that lie close together (block_exponents.cuh).
+struct Values {
+  static constexpr int kUniform = 0, kMixed = 1, kClose = 2;
+};
+
 /// The exponents of a key tile, made ready by the copy warp. A tile is *uniform* when every key has one key exponent, every value one
 /// value exponent, and no token is flagged; then the first four words say everything, and no more are written for tokens.
 template <int kEntries>
 struct alignas(16) TileExponents {
   std::int32_t mixed_keys;       // tokens: key_factor does not hold for every key; token-blocks: some block is flagged
-  std::int32_t mixed_values;     // value_exponent does not hold for every value (after folding, if the tile is folded)
+  std::int32_t mixed_values;     // value_exponent does not hold for every value: Values
   float key_factor;              // 2^exponent of the first key (tokens)
   std::int32_t value_exponent;   // the greatest of the tile
   float key_factors[kEntries];   // 2^exponent; NaN for a flagged key or value
-  std::int32_t value[kEntries];  // value exponents (token-blocks); bits of 2^exponent (tokens)
+  std::int32_t value[kEntries];  // bits of value exponent - value_exponent as a float (token-blocks), of 2^exponent (tokens)
   std::int32_t reach[kEntries];  // their prefix maximum: what a row may know that sees the tile up to here
-};
-
-/// A tile whose values the folding warps multiply. No token-blocks: there are no more.
-struct FoldRequest {
-  std::int32_t blocks;  // a bit for each token-block of a lower exponent than the greatest
-  std::int32_t stage;
 };
 
 template <class Config>
@@ -41,7 +40,8 @@ struct Storage {
   alignas(128) std::uint8_t key[Config::kStages][Config::kKeyBytes];
   alignas(128) std::uint8_t value[Config::kStages][Config::kValueBytes];
   TileExponents<Config::kScaleEntries> exponents[Config::kStages];
-  FoldRequest folds[Config::kStages];  // no more than there are stages can wait
+  std::int32_t ones_shifts[Config::kStages];               // what stands in the columns of ones (block_exponents.cuh)
+  alignas(128) std::uint8_t ones[2 * Config::kOnesBytes];  // token-blocks: columns of ones that stay ones
   float query_scale[Config::kQueryBuffers]
                    [Config::kQueryTile];  // softmax scale * log2 e * 2^(query exponent); NaN for a flagged query
   alignas(16) Work work[Config::kWorkSlots];
@@ -57,10 +57,8 @@ struct Storage {
   std::uint64_t work_taken[Config::kWorkSlots];       // ... -> scheduler
   std::uint64_t query_ready[Config::kQueryBarriers];  // copy engine and copy or query warp (scales) -> consumers
   std::uint64_t query_free[Config::kQueryBarriers];   // consumers -> copy or query warp
-  std::uint64_t tile_ready[Config::kStages];  // copy engine (keys and values), copy warp (exponents), folding warps -> consumers
-  std::uint64_t tile_free[Config::kStages];   // consumers -> copy warp
-  std::uint64_t
-      fold_ready[Config::kStages];  // copy engine (values to be folded) and copy warp (request, exponents) -> folding warps
+  std::uint64_t tile_ready[Config::kStages];          // copy engine (keys and values) and copy warp (exponents) -> consumers
+  std::uint64_t tile_free[Config::kStages];           // consumers -> copy warp
 };
 
 /// Where a thread's parked values lie, in bytes from its row_scale.

@@ -71,6 +71,13 @@ struct ValueOperand {
   static constexpr ptx::OperandLayout kLayout{Config::kValueGroupStride, 128};
 };
 
+/// The column of ones alone, 32 tokens. Token-blocks: not those beside the values, where powers of two may stand.
+template <class Config>
+struct OnesOperand {
+  static constexpr std::uint32_t kStride = Config::kTokenBlocks ? Config::kOnesBytes : Config::kValueGroupStride;
+  static constexpr ptx::OperandLayout kLayout{kStride, 128};
+};
+
 /// S = Q K^T for 64 queries and 128 keys; asynchronous.
 template <class Config>
 __device__ __forceinline__ void issue_scores(float (&scores)[Config::kScores], std::uint32_t query, std::uint32_t key) {
@@ -97,6 +104,7 @@ template <class Config>
 struct ScoreFactors {
   static constexpr int kBlocks = Config::kScaleGroup == ScaleGroup::block ? kKeyTile / kBlock : 1;
   float of[2][kBlocks];
+  float shift[kBlocks];  // token-blocks: value exponent below the greatest of the tile
 
   __device__ __forceinline__ float of_score(int half, int i) const { return of[half][kBlocks == 1 ? 0 : i / 16]; }
 };
@@ -107,11 +115,13 @@ __device__ __forceinline__ ScoreFactors<Config> score_factors(const TileExponent
   ScoreFactors<Config> result;
   if constexpr (Config::kScaleGroup == ScaleGroup::block) {
     const float4 keys = ptx::load_shared_float4(ptx::shared_address(tile.key_factors));
-    const float key[4] = {keys.x, keys.y, keys.z, keys.w};
+    const float4 shifts = ptx::load_shared_float4(ptx::shared_address(tile.value));
+    const float key[4] = {keys.x, keys.y, keys.z, keys.w}, shift[4] = {shifts.x, shifts.y, shifts.z, shifts.w};
 #pragma unroll
     for (int block = 0; block < 4; ++block) {
       result.of[0][block] = fabsf(row_scale.x) * key[block];
       result.of[1][block] = fabsf(row_scale.y) * key[block];
+      result.shift[block] = shift[block];
     }
   } else {
     const float key = header.x != 0 ? 1.0f : __int_as_float(header.z);  // mixed: the scores take the keys' factors

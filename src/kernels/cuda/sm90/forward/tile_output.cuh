@@ -57,37 +57,54 @@ __device__ __forceinline__ void record_codes(const std::uint32_t (&codes)[kCodeW
   }
 }
 
-/// Codes in a tile with one value exponent.
+/// Codes in a tile that needs no row sums of its own. Token-blocks: folded by 2^shift, part of the bias; the columns of ones undo it in the sums.
 ///
 /// Left alone, the compiler puts all 64 fmas in front of the first exponential, and the special function unit idles for 200 cycles. So the
 /// bias of the next 32 keys waits for two words of these: or'ed to it under a mask that is zero, which the compiler does not know.
 template <class Config>
 __device__ __forceinline__ void make_codes(std::uint32_t (&codes)[kCodeWords], const float (&scores)[Config::kScores],
-                                           const ScoreFactors<Config>& factors, const float (&bias)[2],
-                                           const RowState<Config>& state, const Item& item, int first_key) {
-  constexpr int kWordsPerStep = kCodeWords / 4;
+                                           const ScoreFactors<Config>& factors, const float (&bias)[2], int first_key) {
+  constexpr int kSteps = kKeyTile / kBlock, kWordsPerStep = kCodeWords / kSteps;
   const std::uint32_t zero = static_cast<std::uint32_t>(first_key >> 31);  // keys are counted from 0
-  float late_bias[2] = {bias[0], bias[1]};
+  std::uint32_t nothing = 0;
 #pragma unroll
-  for (int w = 0; w < kCodeWords; ++w) {
-    const float4 p = exponentials<Config>(scores, factors, late_bias, w);
-    codes[w] = ptx::pack_e4m3x4(p.x, p.y, p.z, p.w);
-    if (w % kWordsPerStep == kWordsPerStep - 1) {
-      const std::uint32_t nothing = (codes[w] ^ codes[w - 1]) & zero;
-      late_bias[0] = __uint_as_float(__float_as_uint(late_bias[0]) | nothing);
-      late_bias[1] = __uint_as_float(__float_as_uint(late_bias[1]) | nothing);
+  for (int step = 0; step < kSteps; ++step) {
+    float late_bias[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float sum =
+          Config::kTokenBlocks ? __fadd_rn(bias[half], factors.shift[step % ScoreFactors<Config>::kBlocks]) : bias[half];
+      late_bias[half] = __uint_as_float(__float_as_uint(sum) | nothing);
     }
+#pragma unroll
+    for (int w = kWordsPerStep * step; w < kWordsPerStep * (step + 1); ++w) {
+      const float4 p = exponentials<Config>(scores, factors, late_bias, w);
+      codes[w] = ptx::pack_e4m3x4(p.x, p.y, p.z, p.w);
+    }
+    const int last = kWordsPerStep * (step + 1) - 1;
+    nothing = (codes[last] ^ codes[last - 1]) & zero;
   }
-  if constexpr (Config::kRecordCodes) record_codes<Config>(codes, state, item, first_key);
+}
+
+/// Test mode, for the same tile: its codes without the fold.
+template <class Config>
+__device__ __forceinline__ void record_unfolded(const float (&scores)[Config::kScores], const ScoreFactors<Config>& factors,
+                                                const float (&bias)[2], const RowState<Config>& state, const Item& item,
+                                                int first_key) {
+  ScoreFactors<Config> plain = factors;
+#pragma unroll
+  for (float& shift : plain.shift) shift = 0.0f;
+  std::uint32_t codes[kCodeWords];
+  make_codes<Config>(codes, scores, plain, bias, first_key);
+  record_codes<Config>(codes, state, item, first_key);
 }
 
 /// Row sums of 32 keys' codes against the columns of ones, with the very numbers that issue_output would give; asynchronous.
 template <class Config>
-__device__ __forceinline__ void issue_sums(float (&sums)[4], const std::uint32_t (&codes)[kCodeWords], std::uint32_t value,
+__device__ __forceinline__ void issue_sums(float (&sums)[4], const std::uint32_t (&codes)[kCodeWords], std::uint32_t first,
                                            int step) {
-  constexpr auto layout = ValueOperand<Config>::kLayout;
-  const std::uint64_t ones =
-      ptx::descriptor(value + (Config::kValueGroupBytes >> 4) + step * (2 * Config::kValueGroupStride >> 4), layout);
+  const std::uint64_t ones = ptx::descriptor(first + (Config::kTokenBlocks ? 0 : step * (2 * Config::kValueGroupStride >> 4)),
+                                             OnesOperand<Config>::kLayout);
   ptx::begin_products();
   if (step == 0)
     ptx::product_64x8<false>(sums, codes + 4 * step, ones);
@@ -125,7 +142,7 @@ __device__ __forceinline__ FoldFactors fold_factors(const TileExponents<Config::
 /// Codes in a tile with several value exponents: `folded` for the product with V, `plain` for the row sum. One exponential serves both.
 /// The row sums are formed behind the next exponentials, 32 keys at a time. Per-token exponents: every code may have a fold of its own.
 template <class Config>
-__device__ __forceinline__ void make_token_folded_codes(std::uint32_t (&folded)[kCodeWords], float (&sums)[4], std::uint32_t value,
+__device__ __forceinline__ void make_token_folded_codes(std::uint32_t (&folded)[kCodeWords], float (&sums)[4], std::uint32_t ones,
                                                         const float (&scores)[Config::kScores], const ScoreFactors<Config>& factors,
                                                         const float (&bias)[2], const RowState<Config>& state, const Item& item,
                                                         int first_key, const TileExponents<Config::kScaleEntries>& tile,
@@ -145,20 +162,20 @@ __device__ __forceinline__ void make_token_folded_codes(std::uint32_t (&folded)[
         folded[2 * pair + half] = ptx::pack_e4m3x4(p.x * f[0][0], p.y * f[0][1], p.z * f[1][0], p.w * f[1][1]);
       }
     }
-    issue_sums<Config>(sums, plain, value, step);
+    issue_sums<Config>(sums, plain, ones, step);
   }
   if constexpr (Config::kRecordCodes) record_codes<Config>(plain, state, item, first_key);
   ptx::wait_products<0>();
   ptx::fence_registers(sums);
 }
 
-/// The same with token-blocks, in a tile that the mask's right edge cuts (fold.cuh sees to the others).
+/// The same with token-blocks, where exponents lie far apart or the mask's right edge cuts the tile.
 template <class Config>
-__device__ __forceinline__ void make_block_folded_codes(std::uint32_t (&codes)[kCodeWords], float (&sums)[4], std::uint32_t value,
+__device__ __forceinline__ void make_block_folded_codes(std::uint32_t (&codes)[kCodeWords], float (&sums)[4], std::uint32_t ones,
                                                         const float (&scores)[Config::kScores], const ScoreFactors<Config>& factors,
                                                         const float (&bias)[2], const RowState<Config>& state, const Item& item,
                                                         int first_key, const TileExponents<Config::kScaleEntries>& tile,
-                                                        RowPair reach) {
+                                                        RowPair reach, int greatest) {
   constexpr int kSteps = kKeyTile / 32, kWords = kCodeWords / kSteps;
   std::uint32_t plain[kCodeWords];
   float4 p[kCodeWords];
@@ -172,13 +189,14 @@ __device__ __forceinline__ void make_block_folded_codes(std::uint32_t (&codes)[k
     const int block = step - 1;
 #pragma unroll
     for (int w = kWords * block; w < kWords * step; ++w) plain[w] = ptx::pack_e4m3x4(p[w].x, p[w].y, p[w].z, p[w].w);
-    const float fold[2] = {fold_factor(tile.value[block], reach.of(0)), fold_factor(tile.value[block], reach.of(1))};
+    const int value = greatest + __float2int_rn(__int_as_float(tile.value[block]));
+    const float fold[2] = {fold_factor(value, reach.of(0)), fold_factor(value, reach.of(1))};
 #pragma unroll
     for (int w = kWords * block; w < kWords * step; ++w) {
       const float f = fold[half_of_word(w)];
       codes[w] = ptx::pack_e4m3x4(p[w].x * f, p[w].y * f, p[w].z * f, p[w].w * f);
     }
-    issue_sums<Config>(sums, plain, value, block);
+    issue_sums<Config>(sums, plain, ones, block);
   }
   if constexpr (Config::kRecordCodes) record_codes<Config>(plain, state, item, first_key);
   ptx::wait_products<0>();

@@ -36,20 +36,6 @@ FLAMIA_LAYOUT_FN int aligned_first(int first, int length, int rows, int groups_p
   return first - missing * rows;
 }
 
-/// V's exponents may be folded into V's codes for a group of rows (fold.cuh), or into P. Short documents are done sooner the second way, so rows
-/// of the first two tiles take it. `last_common`: the last key that all rows of the group see.
-inline constexpr int kLeastFolded = 2 * kKeyTile;
-
-/// The key tiles, if there are any, that some of an item's groups of `rows` queries take with V folded (those that see all of it) and others as
-/// they are (the mask's right edge cuts them, or the group lies too far in front). All groups take tiles above them as they are, tiles below
-/// them folded. `first` is aligned_first's position.
-FLAMIA_LAYOUT_FN TileRange divided_tiles(Window window, int first, int length, int rows, int groups_per_item) {
-  const int lowest = window.last_key(first < 0 ? 0 : first, length);
-  const int highest = window.last_key(first + rows * (groups_per_item - 1), length);
-  if (highest < kLeastFolded) return {0, -1};
-  return {lowest < kLeastFolded ? 0 : (lowest + 1) / kKeyTile, (highest + 1) / kKeyTile - 1};
-}
-
 /// Tickets run over groups of heads, in a group over the items, in an item over the heads of the group: the keys and values of a group
 /// stay in the L2 cache while its items, dearest first, are worked off.
 struct Ticket {
