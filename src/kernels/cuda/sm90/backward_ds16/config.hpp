@@ -47,10 +47,8 @@ struct Config {
   // warpgroups must have read that of the step before the last.
   static constexpr int kRing = kHeadDim * kScoreBytes<kScaleGroup> == 256 ? 2 : 3;
   static constexpr int kLateStages = 2;
-  // K in BF16 is made of the scores' codes, but for scores in FP16: then E4M3 codes are copied for it, and K of the scores is made of NVFP4 codes.
-  static constexpr bool kKeyCodesCopied = kQueryGradients && kScoreBytes<kScaleGroup> == 2;
-  // To where the values will be, eight keys and a warpgroup's 64 channels to the beginning of theirs, if they lie together.
-  static constexpr bool kKeyCodesInPlace = kKeyCodesCopied && kHeadDim == 128;
+  // K in BF16 is made of the scores' codes, but for scores in FP16: then of E4M3 codes in memory, and K of the scores is made of NVFP4 codes.
+  static constexpr bool kKeysFromMemory = kQueryGradients && kScoreBytes<kScaleGroup> == 2;
   static constexpr int kWorkSlots = 4;  // items under way or fetched
   static constexpr int kSumSlots = 4;   // rows of dQ: one more than the late stages they come with, and a power of two
 
@@ -91,8 +89,8 @@ struct alignas(16) StepInfo {
   std::int32_t flags;  // StepFlags; kCut where the edge cuts the step's 128-query tile; kEnd: no step, the kernel ends
   std::int32_t rows;   // of the document, from the first query on
 };
-// Beside the StepFlags; dQ's partial sums of the step have no value yet.
-inline constexpr int kFirstOfItem = 256, kNothingAdded = 512;
+// Beside the StepFlags: dQ's partial sums of the step have no value yet.
+inline constexpr int kNothingAdded = 512;
 /// ... and, with what comes from memory, to those who make its gradients.
 struct alignas(16) SumInfo {
   float unit[kQueryStep];  // 2^z of the rows; FP16 partial sums only
@@ -102,15 +100,13 @@ struct alignas(16) SumInfo {
   std::int32_t masked;     // whether the step's factors for dV are each key's own
 };
 
-/// Codes of K that are copied to have values made of them; nothing where the scores' own serve.
-template <class Config, bool kCopied = Config::kKeyCodesCopied>
-struct CopiedKeyCodes {};
+/// NVFP4 of an item's keys, of which the scores' values are made; nothing where the scores take in what is copied.
+template <class Config, bool kThere = Config::kKeysFromMemory>
+struct KeyScoreCodes {};
 template <class Config>
-struct CopiedKeyCodes<Config, true> {
+struct KeyScoreCodes<Config, true> {
   alignas(128) std::uint8_t nvfp4[Config::kKeyBytes / 2];
   alignas(16) std::uint8_t scales[Config::kKeyBytes / 16];
-  alignas(16) std::uint8_t exponents[kKeyTile];                                        // of the E4M3 codes
-  alignas(128) std::uint8_t codes[Config::kKeyCodesInPlace ? 16 : Config::kKeyBytes];  // these
 };
 
 template <class Config>
@@ -136,7 +132,6 @@ struct Storage {
   std::uint64_t item_wanted, item_ready;     // early copies <-> scheduler: the next item's work
   std::uint64_t keys_ready;                  // copy engine and early copies (work) -> consumers: K, V and their factors of an item
   std::uint64_t keys_free;                   // consumers -> early copies
-  std::uint64_t key16_ready, key16_free;     // codes for K in BF16, if they are copied
   std::uint64_t early_ready[Config::kRing];  // copy engine and early copies (info) -> consumers, late copies
   std::uint64_t early_free[Config::kRing];   // consumers, late copies (info) -> early copies
   std::uint64_t late_ready[Config::kLateStages];
@@ -144,7 +139,7 @@ struct Storage {
   std::uint64_t
       exchange_ready[Config::kRing];  // consumer warps -> both consumers: dS is written, and dS of the step before has been read
 
-  CopiedKeyCodes<Config> copied;
+  KeyScoreCodes<Config> key_codes;
 };
 
 }  // namespace flamia::sm90::ds16

@@ -267,11 +267,11 @@ struct Consumer {
     return unmasked;
   }
 
-  /// The rest of a step and, if the item has one, the beginning of the next. kPlain: neither has masks. `begun` = number of the item's first step,
-  /// which adds dQ of the item before; `copied` as the step before has found it. kLevel: all slopes of the warpgroup's keys are 1.
+  /// The rest of a step and, if the item has one, the beginning of the next. kPlain: neither has masks; kLevel: all slopes of
+  /// the warpgroup's keys are 1. `copied` as the step before has found it.
   template <bool kMore, bool kPlain, bool kLevel = false>
   __device__ __forceinline__ NextStep step(KeyGradients<Config>& sums, StepRegisters<Config>& step, const Position<Config>& now,
-                                           std::uint32_t begun, const Work& work, bool copied) const {
+                                           const Work& work, bool copied) const {
     auto &x = step.x, &y = step.y;
     const std::uint32_t late = now.late_slot(), own = group();
     if (!copied) ptx::barrier_wait(&storage.late_ready[late], now.late_parity());
@@ -340,7 +340,6 @@ struct Consumer {
       bias = load_step<Record>(records_of(after.early.slot), Record::kBias, place());
     }
     if (partials.kHalf && !first) add_dq(partials, rows);
-    if (Config::kKeyCodesCopied && now.count == begun && !first) arrive(&storage.key16_free);
     if constexpr (kMore) {
       ptx::wait_products<1>();
       ptx::fence_registers(x);
@@ -370,9 +369,10 @@ struct Consumer {
 
   /// K in BF16, from an item's second step on (`begun` = number of the first): dQ is a step late, so that of the item before is in use until the first
   /// has passed.
-  __device__ __forceinline__ void provide_key_values(int item, std::uint32_t begun) const {
-    if constexpr (Config::kKeyCodesCopied) ptx::barrier_wait(&storage.key16_ready, item & 1);
-    make_key_values(storage, thread(), group(), begun);
+  __device__ __forceinline__ void provide_key_values(const Work& work, std::uint32_t begun) const {
+    const float common = Config::Record::kPerToken ? storage.sums[begun % Config::kSumSlots].group_words[0] : 1.0f;
+    const KeyCodes<Config> keys{params, storage, work.key_head * params.slots + work.slot_start + work.first_key, common};
+    make_key_values(storage, keys, thread(), group());
   }
   /// dQ of the block's last step.
   __device__ __forceinline__ void end(StepRegisters<Config>& step, const Position<Config>& after) const {
@@ -406,7 +406,7 @@ __device__ __forceinline__ void consume(const BackwardParams& params, Storage<Co
   Work before{};  // whose dV has not left: none yet
   for (std::uint32_t item = 0;; ++item) {
     const Work& work = storage.work[item % Config::kWorkSlots];
-    if constexpr (Config::kKeyCodesCopied) make_key_scores(storage, consumer.thread(), consumer.group());
+    if constexpr (Config::kKeysFromMemory) make_key_scores(storage, consumer.thread(), consumer.group());
     consumer.issue_first(step, now);
     write_value_gradient(consumer, sums, before, format);
 #pragma unroll
@@ -416,28 +416,27 @@ __device__ __forceinline__ void consume(const BackwardParams& params, Storage<Co
     NextStep next{false, false};
 #pragma unroll 1
     for (;;) {
-      if (now.count == begun + 1) consumer.provide_key_values(item, begun);
+      if (now.count == begun + 1) consumer.provide_key_values(work, begun);
       if (now.count == last) break;
       if (!next.plain) {
-        next = consumer.template step<true, false>(sums, step, now, begun, work, next.copied);
+        next = consumer.template step<true, false>(sums, step, now, work, next.copied);
         now = now.next();
         continue;
       }
       // Free of rare code and of jumps to it and back, which take long to be fetched.
 #pragma unroll 1
       do {
-        next = consumer.template step<true, true, Config::kLevelLoop>(sums, step, now, begun, work, next.copied);
+        next = consumer.template step<true, true, Config::kLevelLoop>(sums, step, now, work, next.copied);
         now = now.next();
       } while (Config::kStraightLoop && next.plain && now.count != last);
     }
     __syncwarp();
     if (steps > 1) consumer.arrive(&storage.keys_free);
-    consumer.template step<false, false>(sums, step, now, begun, work, next.copied);
-    if (steps == 1) {  // made of K, which may go then; copied behind the next item's first step, which waits for K's room
-      if constexpr (!Config::kKeyCodesCopied) consumer.provide_key_values(item, begun);
+    consumer.template step<false, false>(sums, step, now, work, next.copied);
+    if (steps == 1) {  // made of K, which may go then
+      consumer.provide_key_values(work, begun);
       __syncwarp();
       consumer.arrive(&storage.keys_free);
-      if constexpr (Config::kKeyCodesCopied) consumer.provide_key_values(item, begun);
     }
     now = now.next();
     write_key_gradient(consumer, sums, work, format, rotated);

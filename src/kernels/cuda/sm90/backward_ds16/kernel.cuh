@@ -14,8 +14,6 @@ __device__ __forceinline__ void initialise(Storage<Config>& storage) {
   ptx::barrier_init(&storage.item_ready, 1);
   ptx::barrier_init(&storage.keys_ready, 1);
   ptx::barrier_init(&storage.keys_free, Config::kConsumerWarps);
-  ptx::barrier_init(&storage.key16_ready, 1);
-  ptx::barrier_init(&storage.key16_free, Config::kConsumerWarps);
   for (int i = 0; i < Config::kRing; ++i) {
     ptx::barrier_init(&storage.early_ready[i], 1);
     ptx::barrier_init(&storage.early_free[i], Config::kConsumerWarps + 1);

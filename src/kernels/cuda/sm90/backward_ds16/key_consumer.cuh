@@ -19,7 +19,7 @@ struct KeyConsumer : Consumer<Config> {
   /// The rest of a step and, if the item has one, the beginning of the next, as Consumer::step().
   template <bool kMore, bool kPlain, bool kLevel = false>
   __device__ __forceinline__ NextStep step(KeyGradients<Config>& sums, StepRegisters<Config>& step, const Position<Config>& now,
-                                           std::uint32_t, const Work& work, bool) const {
+                                           const Work& work, bool) const {
     auto &x = step.x, &y = step.y;
     const std::uint32_t late = now.late_slot(), own = this->group();
     ptx::barrier_wait(&storage.late_ready[late], now.late_parity());

@@ -16,8 +16,8 @@ __device__ __forceinline__ void make_key_scores(Storage<Config>& storage, std::u
   constexpr std::uint32_t kOctets = Config::kHeadDim / 8, kKeysAtOnce = 128 / kOctets;
   const std::uint32_t in_group = thread % 128, row = in_group % 8, octet = in_group / 8 % kOctets;
   const std::uint32_t key = Config::kKeysPerConsumer * group + in_group / (8 * kOctets) * 8 + row;
-  const std::uint32_t codes = ptx::shared_address(storage.copied.nvfp4) + key * (Config::kHeadDim / 2) + octet * 4;
-  const std::uint8_t* const scales = storage.copied.scales + key * (Config::kHeadDim / 16) + octet / 2;
+  const std::uint32_t codes = ptx::shared_address(storage.key_codes.nvfp4) + key * (Config::kHeadDim / 2) + octet * 4;
+  const std::uint8_t* const scales = storage.key_codes.scales + key * (Config::kHeadDim / 16) + octet / 2;
   const std::uint32_t to = ptx::shared_address(storage.key) + (key - row) * (2 * Config::kHeadDim) + octet * 128 + row * 16;
 #pragma unroll
   for (std::uint32_t i = 0; i < Config::kKeysPerConsumer; i += kKeysAtOnce) {

@@ -83,7 +83,7 @@ struct Producer {
       copy_keys(work);
       int head = work.key_head * (params.query_heads / params.key_heads), query = work.first_step * kQueryStep, left = work.steps;
       const int end = query + work.blocks * kQueryStep;
-      int flags = flags_of_step(window(), query, work.first_key, work.length) | kFirstOfItem;
+      int flags = flags_of_step(window(), query, work.first_key, work.length);
       for (; left > 0; --left) {
         const bool next_head = query + kQueryStep == end;
         const int next_query = next_head ? work.first_step * kQueryStep : query + kQueryStep;
@@ -109,23 +109,12 @@ struct Producer {
   __device__ __forceinline__ void copy_late() const {
     Ring<Config::kRing> now;
     Ring<Config::kLateStages> late;
-    int item = -1;
-    bool first = false;  // the step before was its item's first
     for (std::uint32_t count = 0;; ++count, now = now.next(), late = late.next()) {
       ptx::barrier_wait_patiently(&storage.early_ready[now.slot], now.parity, kCopyNap);
       const StepInfo step = storage.info[now.slot];
-      const bool end = (step.flags & backward::kEnd) != 0;
-      if (!end) {
-        ptx::barrier_arrive(&storage.early_free[now.slot]);
-        copy_gradients(late, storage.sums[count % Config::kSumSlots], step);
-      }
-      // A step late: that of the item before is in use until this item's first step, and this one's copies must not wait for it.
-      if constexpr (Config::kKeyCodesCopied) {
-        if (first) copy_key_codes(item);
-      }
-      if (end) break;
-      first = (step.flags & kFirstOfItem) != 0;
-      if (first) ++item;
+      if ((step.flags & backward::kEnd) != 0) break;
+      ptx::barrier_arrive(&storage.early_free[now.slot]);
+      copy_gradients(late, storage.sums[count % Config::kSumSlots], step);
     }
   }
 
@@ -134,35 +123,19 @@ struct Producer {
     const std::int64_t row = key_row(work);
     std::uint64_t* const ready = &storage.keys_ready;
     constexpr int kKeyScoreBytes =
-        Config::kKeyCodesCopied ? Config::kKeyBytes / 2 + Config::kKeyBytes / 16 : Config::kScoreKeyBytes;
+        Config::kKeysFromMemory ? Config::kKeyBytes / 2 + Config::kKeyBytes / 16 : Config::kScoreKeyBytes;
     ptx::barrier_arrive_expect(ready, kKeyScoreBytes + Config::kKeyBytes + kTileFactorBytes);
     ptx::bulk_copy(storage.key_factors, static_cast<const KeyFactors*>(params.key_records) + row, kTileFactorBytes, ready);
-    if constexpr (Config::kKeyCodesCopied) {
-      ptx::bulk_copy(storage.copied.nvfp4, params.key_nvfp4 + row * (Config::kHeadDim / 2), sizeof(storage.copied.nvfp4), ready);
-      ptx::bulk_copy(storage.copied.scales, params.key_scales + row * (Config::kHeadDim / 16), sizeof(storage.copied.scales),
+    if constexpr (Config::kKeysFromMemory) {
+      ptx::bulk_copy(storage.key_codes.nvfp4, params.key_nvfp4 + row * (Config::kHeadDim / 2), sizeof(storage.key_codes.nvfp4),
+                     ready);
+      ptx::bulk_copy(storage.key_codes.scales, params.key_scales + row * (Config::kHeadDim / 16), sizeof(storage.key_codes.scales),
                      ready);
     } else {
       ptx::bulk_copy(storage.key, params.key_rows + row * Config::kHeadDim * kScoreBytes<Config::kScaleGroup>,
                      Config::kScoreKeyBytes, ready);
     }
     ptx::bulk_copy(storage.value, params.value_rows + row * Config::kHeadDim, Config::kKeyBytes, ready);
-  }
-  __device__ __forceinline__ void copy_key_codes(int item) const {
-    std::uint64_t* const ready = &storage.key16_ready;
-    const std::int64_t row = key_row(storage.work[item % Config::kWorkSlots]);
-    const std::uint8_t* from = params.key_codes + row * Config::kHeadDim;
-    ptx::barrier_wait_patiently(&storage.key16_free, (item & 1) ^ 1, kCopyNap);
-    ptx::barrier_arrive_expect(ready, Config::kKeyBytes + kKeyTile);
-    ptx::bulk_copy(storage.copied.exponents, params.key_exponents + row, kKeyTile, ready);
-    if constexpr (Config::kKeyCodesInPlace) {
-      constexpr int kBytes = 8 * Config::kQueryColumns;  // eight keys, a warpgroup's channels
-      std::uint8_t* to = storage.key16;
-#pragma unroll 1
-      for (int i = 0; i < Config::kKeyBytes / kBytes; ++i, from += kBytes, to += 2 * kBytes)
-        ptx::bulk_copy(to, from, kBytes, ready);
-    } else {
-      ptx::bulk_copy(storage.copied.codes, from, Config::kKeyBytes, ready);
-    }
   }
   __device__ __forceinline__ void copy_scores(Ring<Config::kRing> now, const StepInfo& step) const {
     EarlyStage<Config>& stage = storage.early[now.slot];
