@@ -94,7 +94,7 @@ struct KeyConsumer : Consumer<Config> {
   }
 
   // Only dQ needs these.
-  __device__ __forceinline__ void provide_key_values(int, std::uint32_t) const {}
+  __device__ __forceinline__ void provide_key_values(const Work&, std::uint32_t) const {}
   __device__ __forceinline__ void end(StepRegisters<Config>&, const Position<Config>&) const {}
 };
 

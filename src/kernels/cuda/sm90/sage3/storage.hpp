@@ -15,12 +15,12 @@ struct Config {
   // Roles. Warpgroup 0 copies operands and makes the rank-one correction of the scores, a key a thread; each of the others owns 64 queries.
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kLoaderRegisters = 104;
+  static constexpr int kLoaderRegisters = 96;
   static constexpr int kConsumerRegisters = 200;
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;  // of a thread at first: what is redistributed
   static_assert(kConsumers * kConsumerRegisters + kLoaderRegisters <= (kConsumers + 1) * kLaunchRegisters);
 
-  static constexpr int kStages = kHeadDim == 128 ? 2 : 4;
+  static constexpr int kStages = kHeadDim == 128 ? 3 : 4;
   static constexpr int kQueryBytes = kTile * kHeadDim * 2;
   static constexpr int kKeyBytes = kTile * kHeadDim * 2;
   static constexpr int kValueBytes = kTile * kHeadDim * 2;
@@ -55,7 +55,8 @@ struct Ring {
   }
 };
 
-/// One tile of queries of one head. Blocks take every gridDim.x-th, dearest first.
+/// One tile of queries of one head. Heads follow each other, so that the keys and values which the blocks work on at a time stay in the L2 cache; in a
+/// head the dearest tile comes first. Blocks take every gridDim.x-th, in turn from both ends.
 struct Work {
   Document document;
   int first;  // position of the tile's first query
@@ -66,13 +67,14 @@ struct Work {
 };
 
 __device__ __forceinline__ bool take_work(const Params& p, int index, Work& work) {
-  const int items = *p.item_count;
-  if (index >= items * p.query_heads) return false;
-  const WorkItem item = p.items[index / p.query_heads];
+  const int items = *p.item_count, blocks = static_cast<int>(gridDim.x), round = index / blocks, in_round = index % blocks;
+  const int place = round * blocks + (round % 2 == 0 ? in_round : blocks - 1 - in_round);
+  if (place >= items * p.query_heads) return false;
+  const WorkItem item = p.items[place % items];
   work.document = p.documents[item.document];
   work.first = item.first;
   work.document_index = item.document;
-  work.head = index % p.query_heads;
+  work.head = place / items;
   work.key_head = work.head / (p.query_heads / p.key_heads);
   work.tiles = p.causal ? item.first / kTile + 1 : (work.document.length + kTile - 1) / kTile;
   return true;
