@@ -2,6 +2,7 @@
 // What every launch of this folder checks.
 #pragma once
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "flamia/attention.hpp"
@@ -26,6 +27,19 @@ inline Status check_operand(DType dtype, int heads, int head_dim) {
   if (dtype == DType::f32)
     return Status::unsupported("dtype f32: the GPU quantiser reads bf16 and f16; convert first, or use the CPU");
   return {};
+}
+
+/// Rows that are read 16 bytes at a time.
+inline Status check_rows(const std::string& what, const TensorView& rows) {
+  if (rows.data != nullptr && aligned(rows.data) && rows.token_stride % 8 == 0 && rows.head_stride % 8 == 0) return {};
+  return Status::invalid(what + " must be device memory aligned to 16 bytes, its strides " + std::to_string(rows.token_stride) +
+                         ", " + std::to_string(rows.head_stride) + " multiples of 8 elements (16 bytes)");
+}
+
+/// A thread block for each of `units`.
+inline Status check_grid(std::int64_t units) {
+  if (units <= std::numeric_limits<std::int32_t>::max()) return {};
+  return Status::unsupported(std::to_string(units) + " thread blocks exceed the largest grid, 2^31 - 1; split the heads");
 }
 
 }  // namespace flamia::quantize::gpu

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//   means      a thread block per document and head: sums in double
-//   quantise   a thread block per block of 64 or 128 tokens and head:
-//              load -> less the mean -> greatest magnitude -> codes -> shared memory -> rows and transposed
+// A thread block per block of 128 tokens and head: load -> less the mean -> greatest magnitude -> codes -> shared memory -> rows and transposed
 #include "quantize/cuda/int8.hpp"
 
-#include <limits>
 #include <string>
 #include <type_traits>
 
@@ -19,55 +16,8 @@
 namespace flamia::quantize::gpu {
 namespace {
 
-constexpr int kThreads = 256, kMeanWarps = 16;
+constexpr int kThreads = 256, kTokens = 128;
 constexpr float kLargest = 127.0f;
-
-// ---- means ---------------------------------------------------------------------------------------------------------------------
-
-template <int D, class Element>
-__global__ void __launch_bounds__(32 * kMeanWarps) means_kernel(const __grid_constant__ MeanParams p) {
-  constexpr int kWords = D / 64;  // of two channels, a lane
-  __shared__ double sums[kMeanWarps][D];
-  __shared__ int counts[kMeanWarps];
-  const sm90::Document document = p.documents[blockIdx.x / static_cast<unsigned>(p.heads)];
-  const int head = static_cast<int>(blockIdx.x % static_cast<unsigned>(p.heads)), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (document.length <= 0) return;
-  const auto* const data = static_cast<const std::uint16_t*>(p.input.data) + document.token_start * p.input.token_stride +
-                           head * p.input.head_stride + 2 * kWords * lane;
-  double sum[2 * kWords] = {};
-  int count = 0;
-#pragma unroll 4
-  for (int token = warp; token < document.length; token += kMeanWarps) {
-    const auto* const words = reinterpret_cast<const std::uint32_t*>(data + token * p.input.token_stride);
-    float x[2 * kWords];
-    bool finite = true;
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      const std::uint32_t pair = __ldg(words + i);
-      x[2 * i] = Pair<Element>::low(pair), x[2 * i + 1] = Pair<Element>::high(pair);
-      finite = finite && fabsf(x[2 * i]) <= 3.4e38f && fabsf(x[2 * i + 1]) <= 3.4e38f;
-    }
-    if (!__all_sync(kFullWarp, finite)) continue;
-    ++count;
-#pragma unroll
-    for (int i = 0; i < 2 * kWords; ++i) sum[i] += static_cast<double>(x[i]);
-  }
-#pragma unroll
-  for (int i = 0; i < 2 * kWords; ++i) sums[warp][2 * kWords * lane + i] = sum[i];
-  if (lane == 0) counts[warp] = count;
-  __syncthreads();
-  if (threadIdx.x >= D) return;
-  double total = 0;
-  int tokens = 0;
-  for (int w = 0; w < kMeanWarps; ++w) {
-    total += sums[w][threadIdx.x];
-    tokens += counts[w];
-  }
-  p.means[mean_offset(p.slots, D, head, document.slot_start) + threadIdx.x] =
-      tokens == 0 ? 0.0f : static_cast<float>(total / static_cast<double>(tokens));
-}
-
-// ---- codes ---------------------------------------------------------------------------------------------------------------------
 
 /// A thread's place: one octet of channels, and of the tokens every kTokensAPass-th. A warp has eight tokens by four octets: it loads 64 bytes of each
 /// token, and what it stores of `rows16` are whole core matrices.
@@ -105,14 +55,35 @@ __device__ __forceinline__ uint4 as_bf16(const uint4& octet) {
   return {ptx::pack_bf16x2(x[0], x[1]), ptx::pack_bf16x2(x[2], x[3]), ptx::pack_bf16x2(x[4], x[5]), ptx::pack_bf16x2(x[6], x[7])};
 }
 
-/// x / scale to nearest even (as divide.cuh), as a byte. `plain`: the scale is too small for the residuals.
-__device__ __forceinline__ std::uint32_t encode(float x, float scale, float reciprocal, bool plain) {
+/// x / scale to nearest even (as divide.cuh); the sum's low byte is the rounded number.
+__device__ __forceinline__ std::uint32_t encode(float x, float scale, float reciprocal) {
   const float q0 = __fmul_rn(x, reciprocal);
   const float q1 = __fmaf_rn(__fmaf_rn(-q0, scale, x), reciprocal, q0);
   const float q2 = __fmaf_rn(__fmaf_rn(-q1, scale, x), reciprocal, q1);
-  const float quotient = plain ? x / scale : q2;
-  constexpr float integers = 12582912.0f;  // 1.5 * 2^23: the sum's low byte is the rounded number
-  return __float_as_uint(__fadd_rn(quotient, integers)) & 0xffu;
+  constexpr float kIntegers = 12582912.0f;  // 1.5 * 2^23
+  return __float_as_uint(__fadd_rn(q2, kIntegers));
+}
+
+/// Below this a scale's residuals may be inexact: x and the scale are multiplied by 2^64 first, which changes no quotient.
+constexpr float kTinyScale = 0x1p-100f, kUp = 0x1p64f;
+
+/// Codes of eight numbers less their means.
+template <class Element, bool kTiny>
+__device__ __forceinline__ uint2 encode_octet(const uint4& raw, const float (&mean)[8], float scale, float reciprocal) {
+  float x[8];
+  unpack_octet<Element>(raw, x);
+  std::uint32_t word[2];
+#pragma unroll
+  for (int w = 0; w < 2; ++w) {
+    std::uint32_t code[4];
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const float centred = __fadd_rn(x[4 * w + c], -mean[4 * w + c]);
+      code[c] = encode(kTiny ? __fmul_rn(centred, kUp) : centred, scale, reciprocal);
+    }
+    word[w] = __byte_perm(__byte_perm(code[0], code[1], 0x0040), __byte_perm(code[2], code[3], 0x0040), 0x5410);
+  }
+  return {word[0], word[1]};
 }
 
 /// What eight codes stand for, in BF16.
@@ -126,9 +97,9 @@ __device__ __forceinline__ uint4 decode(const std::uint32_t (&code)[2], float sc
 template <int D>
 struct Staging {
   static constexpr int kStride = D + 16;  // bytes of a token: neither side meets bank conflicts
-  std::uint8_t code[128 * kStride];
+  std::uint8_t code[kTokens * kStride];
   std::uint32_t greatest[kThreads / 32];
-  float sums[128][Place<D>::kParts];  // of products of rows, by the warps that share a token
+  float sums[kTokens][Place<D>::kParts];  // of products of rows, by the warps that share a token
 };
 
 /// A warp's share of a token's sum, `x` = a thread's.
@@ -198,7 +169,7 @@ __device__ __forceinline__ void store_codes(const Int8Params& p, const std::uint
   }
 }
 
-template <int D, int kTokens, class Element>
+template <int D, class Element>
 __global__ void __launch_bounds__(kThreads) int8_kernel(const __grid_constant__ Int8Params p) {
   __shared__ alignas(16) Staging<D> staging;
   constexpr int kTokensAPass = Place<D>::kTokensAPass, kPasses = kTokens / kTokensAPass;
@@ -230,11 +201,11 @@ __global__ void __launch_bounds__(kThreads) int8_kernel(const __grid_constant__ 
   float greatest = 0.0f;
 #pragma unroll
   for (int i = 0; i < kPasses; ++i) {
-    float x[8];
+    float x[8], of_octet = 0.0f;
     unpack_octet<Element>(raw[i], x);
 #pragma unroll
-    for (int c = 0; c < 8; ++c)
-      if (at.token + kTokensAPass * i < tokens) greatest = ptx::max_or_nan(greatest, fabsf(__fadd_rn(x[c], -mean[c])));
+    for (int c = 0; c < 8; ++c) of_octet = ptx::max_or_nan(of_octet, fabsf(__fadd_rn(x[c], -mean[c])));
+    if (at.token + kTokensAPass * i < tokens) greatest = ptx::max_or_nan(greatest, of_octet);
   }
   const std::uint32_t of_warp = __reduce_max_sync(kFullWarp, __float_as_uint(greatest) & 0x7fffffffu);
   if (threadIdx.x % 32 == 0) staging.greatest[threadIdx.x / 32] = of_warp;
@@ -244,25 +215,32 @@ __global__ void __launch_bounds__(kThreads) int8_kernel(const __grid_constant__ 
   for (int w = 0; w < kThreads / 32; ++w) of_block = max(of_block, staging.greatest[w]);
   const bool flagged = of_block >= kNonFinite;
   const float scale = flagged ? __uint_as_float(0x7fc00000u) : __uint_as_float(of_block) / kLargest;
-  const bool none = flagged || scale == 0.0f, plain = scale < 0x1p-100f;
-  const float reciprocal = __frcp_rn(scale);
-
+  const bool none = flagged || scale == 0.0f;
+  const auto encode_all = [&](auto tiny) {
+    constexpr bool kTiny = decltype(tiny)::value;
+    const float divisor = kTiny ? __fmul_rn(scale, kUp) : scale, reciprocal = __frcp_rn(divisor);
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      const int token = at.token + kTokensAPass * i;
+      if (token >= 16 * groups) continue;
+      const std::uint32_t kept = none || token >= tokens ? 0u : ~0u;
+      const uint2 code = encode_octet<Element, kTiny>(raw[i], mean, divisor, reciprocal);
+      *reinterpret_cast<uint2*>(staging.code + token * Staging<D>::kStride + 8 * at.octet) = {code.x & kept, code.y & kept};
+    }
+  };
+  if (scale < kTinyScale)
+    encode_all(std::true_type());
+  else
+    encode_all(std::false_type());
 #pragma unroll
   for (int i = 0; i < kPasses; ++i) {
     const int token = at.token + kTokensAPass * i;
-    if (token >= 16 * groups) continue;
-    float x[8];
-    unpack_octet<Element>(raw[i], x);
-    std::uint32_t code[2] = {};
-#pragma unroll
-    for (int c = 0; c < 8; ++c)
-      code[c / 4] |= none || token >= tokens ? 0u : encode(__fadd_rn(x[c], -mean[c]), scale, reciprocal, plain) << 8 * (c % 4);
-    *reinterpret_cast<uint2*>(staging.code + token * Staging<D>::kStride + 8 * at.octet) = {code[0], code[1]};
-    if (p.rows16 != nullptr) {
-      const std::int64_t row = slot + token;
-      *reinterpret_cast<uint4*>(p.rows16 + row / 8 * 8 * D + at.octet * 64 + row % 8 * 8) =
-          p.decoded ? decode(code, scale) : as_bf16<Element>(raw[i]);
-    }
+    if (p.rows16 == nullptr || token >= 16 * groups) continue;
+    const std::int64_t row = slot + token;
+    const uint2 own = *reinterpret_cast<const uint2*>(staging.code + token * Staging<D>::kStride + 8 * at.octet);
+    const std::uint32_t code[2] = {own.x, own.y};
+    *reinterpret_cast<uint4*>(p.rows16 + row / 8 * 8 * D + at.octet * 64 + row % 8 * 8) =
+        p.decoded ? decode(code, scale) : as_bf16<Element>(raw[i]);
   }
   if (p.key_mean_score != nullptr) {
     const int key_head = head / (p.heads / p.key_heads);
@@ -306,57 +284,26 @@ __global__ void __launch_bounds__(kThreads) int8_kernel(const __grid_constant__ 
   store_codes<D>(p, staging.code, slot, groups);
 }
 
-template <int D, int kTokens>
+template <int D>
 void enqueue(const Int8Params& p, unsigned units, cudaStream_t stream) {
   if (p.input.dtype == DType::bf16)
-    int8_kernel<D, kTokens, __nv_bfloat16><<<units, kThreads, 0, stream>>>(p);
+    int8_kernel<D, __nv_bfloat16><<<units, kThreads, 0, stream>>>(p);
   else
-    int8_kernel<D, kTokens, __half><<<units, kThreads, 0, stream>>>(p);
-}
-
-template <int D>
-void enqueue_means(const MeanParams& p, unsigned units, cudaStream_t stream) {
-  if (p.input.dtype == DType::bf16)
-    means_kernel<D, __nv_bfloat16><<<units, 32 * kMeanWarps, 0, stream>>>(p);
-  else
-    means_kernel<D, __half><<<units, 32 * kMeanWarps, 0, stream>>>(p);
-}
-
-Status check(const TensorView& input, int heads, int head_dim, std::int64_t units) {
-  if (Status s = check_operand(input.dtype, heads, head_dim); !s.ok()) return s;
-  if (input.data == nullptr || !aligned(input.data, 16) || input.token_stride % 8 != 0 || input.head_stride % 8 != 0)
-    return Status::invalid("input data must be device memory aligned to 16 bytes, its strides multiples of 8 elements");
-  if (units > std::numeric_limits<std::int32_t>::max())
-    return Status::unsupported(std::to_string(units) + " thread blocks exceed the largest grid, 2^31 - 1; split the heads");
-  return {};
+    int8_kernel<D, __half><<<units, kThreads, 0, stream>>>(p);
 }
 
 }  // namespace
 
-Status launch_means(const MeanParams& params, cudaStream_t stream) {
-  const std::int64_t units = params.document_capacity * params.heads;
-  if (Status status = check(params.input, params.heads, params.head_dim, units); !status.ok()) return status;
-  if (units == 0) return {};
-  MeanParams p = params;
-  fill_dense_strides(p.input, p.heads, p.head_dim);
-  p.head_dim == 128 ? enqueue_means<128>(p, static_cast<unsigned>(units), stream)
-                    : enqueue_means<64>(p, static_cast<unsigned>(units), stream);
-  return device_status(cudaGetLastError(), "means");
-}
-
 Status launch_int8(const Int8Params& params, cudaStream_t stream) {
   const std::int64_t units = params.block_capacity * params.heads;
-  if (Status status = check(params.input, params.heads, params.head_dim, units); !status.ok()) return status;
-  if (params.block_tokens != 64 && params.block_tokens != 128)
-    return Status::unsupported("block_tokens = " + std::to_string(params.block_tokens) + ": the GPU quantiser does 64 and 128");
+  if (Status s = check_operand(params.input.dtype, params.heads, params.head_dim); !s.ok()) return s;
+  if (Status s = check_rows("the input of the quantiser", params.input); !s.ok()) return s;
+  if (Status s = check_grid(units); !s.ok()) return s;
   Int8Params p = params;
   fill_dense_strides(p.input, p.heads, p.head_dim);
   fill_dense_strides(p.output, p.heads, p.head_dim);
   const auto blocks = static_cast<unsigned>(units);
-  if (p.head_dim == 128)
-    p.block_tokens == 128 ? enqueue<128, 128>(p, blocks, stream) : enqueue<128, 64>(p, blocks, stream);
-  else
-    p.block_tokens == 128 ? enqueue<64, 128>(p, blocks, stream) : enqueue<64, 64>(p, blocks, stream);
+  p.head_dim == 128 ? enqueue<128>(p, blocks, stream) : enqueue<64>(p, blocks, stream);
   return device_status(cudaGetLastError(), "quantise in INT8");
 }
 

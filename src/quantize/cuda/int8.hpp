@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// INT8 on the GPU (recipe `sagebwd`): blocks of 64 or 128 tokens x head dim with an FP32 scale of amax / 127, K less its mean over the document, in
-// the layouts of sm90/layout.hpp. One launch an operand, and one before it for the means.
+// INT8 on the GPU (recipe `sagebwd`): blocks of 128 tokens (from the document's start) x head dim with an FP32 scale of amax / 127, K less its mean over the document, in
+// the layouts of sm90/layout.hpp. One launch an operand, and one before it for the means (means.hpp).
 //
 // Codes and scales equal those of the host quantiser (quantize/quantize.hpp) but where a mean's last bit differs: its sum is made in double, in
 // another order.
@@ -11,33 +11,15 @@
 
 #include "flamia/status.hpp"
 #include "flamia/types.hpp"
+#include "quantize/cuda/means.hpp"
 #include "schedule/cuda/schedule.hpp"
 
 namespace flamia::quantize::gpu {
 
-/// Where the means of the document that begins at `slot` lie: [heads][slots / 16][head_dim].
-FLAMIA_LAYOUT_FN std::int64_t mean_offset(std::int64_t slots, int d, std::int64_t head, std::int64_t slot) {
-  return (head * slots + slot) / sm90::kSlotAlign * d;
-}
-
-struct MeanParams {
+struct Int8Params {
   TensorView input;  // [tokens, heads, head_dim], BF16 or FP16
   int heads = 0;
-  int head_dim = 0;  // 64 or 128
-  std::int64_t slots = 0;
-  const sm90::Document* documents = nullptr;  // [document_capacity], empty ones among them
-  std::int64_t document_capacity = 0;
-  float* means = nullptr;
-};
-
-/// Means over every document; tokens with NaN or infinity are left out.
-Status launch_means(const MeanParams& params, cudaStream_t stream);
-
-struct Int8Params {
-  TensorView input;  // as above
-  int heads = 0;
-  int head_dim = 0;
-  int block_tokens = 64;         // 64 or 128, counted from the document's start
+  int head_dim = 0;              // 64 or 128
   const float* means = nullptr;  // subtracted from the codes' operand; null: nothing is
 
   // Results. Slots without a token hold 0. Null: not wanted.

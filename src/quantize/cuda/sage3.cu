@@ -9,6 +9,7 @@
 #include "kernels/cuda/sm90/sage3/sage3.hpp"
 #include "quantize/cuda/block_scale.cuh"
 #include "quantize/cuda/checks.hpp"
+#include "quantize/cuda/means.hpp"
 #include "quantize/cuda/nvfp4.cuh"
 #include "quantize/cuda/tile.cuh"
 
@@ -16,64 +17,6 @@ namespace flamia::quantize::gpu {
 namespace {
 
 constexpr int kTile = sm90::sage3::kTile, kWarps = kTile / kGroupTokens, kThreads = 32 * kWarps;
-
-// ---- means of K ----------------------------------------------------------------------------------------------------------------
-
-/// Eight elements; whether all are finite.
-template <class Element>
-__device__ __forceinline__ bool unpack_eight(const uint4& raw, float (&x)[8]) {
-  unpack_octet<Element>(raw, x);
-  std::uint32_t greatest = 0;
-#pragma unroll
-  for (int c = 0; c < 8; c += 2) greatest = max(greatest, max(__float_as_uint(fabsf(x[c])), __float_as_uint(fabsf(x[c + 1]))));
-  return greatest < kNonFinite;
-}
-
-/// Grid: documents, heads. Threads of a row hold eight channels each; rows are dealt out, then added up.
-template <int D, class Element>
-__global__ __launch_bounds__(kThreads) void key_means_kernel(const __grid_constant__ Sage3Params p) {
-  constexpr int kRowThreads = D / 8, kRows = kThreads / kRowThreads, kUnroll = 4;
-  __shared__ double sums[kRows][D];
-  __shared__ int counts[kRows];
-  const sm90::Document document = p.documents[blockIdx.x];
-  if (document.length == 0) return;
-  const int row = static_cast<int>(threadIdx.x) / kRowThreads, part = static_cast<int>(threadIdx.x) % kRowThreads;
-  const unsigned neighbours = ((1u << kRowThreads) - 1u) << threadIdx.x % 32 / kRowThreads * kRowThreads;
-  const auto* const first = static_cast<const std::uint16_t*>(p.k.data) + document.token_start * p.k.token_stride +
-                            blockIdx.y * p.k.head_stride + 8 * part;
-  double sum[8] = {};
-  int count = 0;
-  for (int begin = 0; begin < document.length; begin += kRows * kUnroll) {
-    uint4 raw[kUnroll];
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int token = begin + u * kRows + row;
-      raw[u] =
-          token < document.length ? __ldg(reinterpret_cast<const uint4*>(first + token * p.k.token_stride)) : uint4{0, 0, 0, 0};
-    }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      float x[8];
-      const bool finite = unpack_eight<Element>(raw[u], x);
-      if ((__ballot_sync(kFullWarp, finite) & neighbours) != neighbours || begin + u * kRows + row >= document.length) continue;
-      ++count;
-#pragma unroll
-      for (int c = 0; c < 8; ++c) sum[c] += static_cast<double>(x[c]);
-    }
-  }
-#pragma unroll
-  for (int c = 0; c < 8; ++c) sums[row][8 * part + c] = sum[c];
-  if (part == 0) counts[row] = count;
-  __syncthreads();
-  if (threadIdx.x >= D) return;
-  double total = 0;
-  int tokens = 0;
-  for (int r = 0; r < kRows; ++r) total += sums[r][threadIdx.x], tokens += counts[r];
-  p.key_means[(std::int64_t{blockIdx.x} * p.key_heads + blockIdx.y) * D + threadIdx.x] =
-      tokens == 0 ? 0.f : static_cast<float>(total / static_cast<double>(tokens));
-}
-
-// ---- tiles ---------------------------------------------------------------------------------------------------------------------
 
 enum class Operand { query, key, value };
 
@@ -291,9 +234,6 @@ cudaError_t enqueue(Kernel kernel, const Sage3Params& p, std::int64_t blocks, in
 template <int D, class Element>
 cudaError_t enqueue(const Sage3Params& p, cudaStream_t stream) {
   constexpr int kTileBytes = kTile * D * 4;
-  key_means_kernel<D, Element>
-      <<<dim3(static_cast<unsigned>(p.document_capacity), static_cast<unsigned>(p.key_heads)), kThreads, 0, stream>>>(p);
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   const std::int64_t queries = p.item_capacity * p.query_heads, keys = p.item_capacity * p.key_heads;
   if (const cudaError_t error = enqueue(smooth_kernel<D, Element, Operand::query>, p, queries, kTileBytes, stream);
       error != cudaSuccess)
@@ -313,8 +253,7 @@ Status check(const Sage3Params& p) {
   if (p.q.dtype != p.k.dtype || p.q.dtype != p.v.dtype)
     return Status::unsupported("q, k and v have different types; on a GPU sage3 reads them all as BF16 or all as F16");
   for (const auto& [name, tensor] : {std::pair{"q", &p.q}, {"k", &p.k}, {"v", &p.v}})
-    if (tensor->data == nullptr || !aligned(tensor->data, 16) || tensor->token_stride % 8 != 0 || tensor->head_stride % 8 != 0)
-      return Status::invalid(std::string(name) + " must be device memory, its address and strides multiples of 16 bytes");
+    if (Status status = check_rows(name, *tensor); !status.ok()) return status;
   return {};
 }
 
@@ -326,6 +265,15 @@ Status launch_sage3(const Sage3Params& params, cudaStream_t stream) {
   fill_dense_strides(p.k, p.key_heads, p.head_dim);
   fill_dense_strides(p.v, p.key_heads, p.head_dim);
   if (Status status = check(p); !status.ok()) return status;
+  MeanParams means;
+  means.input = p.k;
+  means.heads = p.key_heads;
+  means.head_dim = p.head_dim;
+  means.layout = MeanLayout::documents;
+  means.documents = p.documents;
+  means.document_capacity = p.document_capacity;
+  means.means = p.key_means;
+  if (Status status = launch_means(means, stream); !status.ok()) return status;
   return device_status(p.head_dim == 128 ? enqueue<128>(p, stream) : enqueue<64>(p, stream), "quantise for sage3");
 }
 

@@ -36,13 +36,12 @@ void fill(sm90::int8::Problem& made, const Problem& problem, const schedule::gpu
 
 sm90::int8::Operand operand(const Int8Memory& memory) { return {memory.rows, memory.transposed, memory.scales}; }
 
-Int8Params quantiser(const TensorView& input, int heads, int block_tokens, const Problem& problem, const Int8Memory& memory,
+Int8Params quantiser(const TensorView& input, int heads, const Problem& problem, const Int8Memory& memory,
                      const schedule::gpu::View& schedule) {
   Int8Params made;
   made.input = input;
   made.heads = heads;
   made.head_dim = problem.head_dim;
-  made.block_tokens = block_tokens;
   made.rows = memory.rows;
   made.transposed = memory.transposed;
   made.rows16 = memory.rows16;
@@ -102,9 +101,9 @@ BackwardMemory int8_backward_memory(const Problem& problem, void* base) {
 }
 
 Status ForwardCall::quantise_int8() const {
-  Int8Params q = quantiser(tensors_.q, problem_.query_heads, sm90::int8::kBlock, problem_, memory_.q8, schedule_);
-  Int8Params k = quantiser(tensors_.k, problem_.key_heads, sm90::int8::kBlock, problem_, memory_.k8, schedule_);
-  Int8Params v = quantiser(tensors_.v, problem_.key_heads, sm90::int8::kBlock, problem_, memory_.v8, schedule_);
+  Int8Params q = quantiser(tensors_.q, problem_.query_heads, problem_, memory_.q8, schedule_);
+  Int8Params k = quantiser(tensors_.k, problem_.key_heads, problem_, memory_.k8, schedule_);
+  Int8Params v = quantiser(tensors_.v, problem_.key_heads, problem_, memory_.v8, schedule_);
   v.decoded = true;
   if (form_.smooth_keys) {
     quantize::gpu::MeanParams means;
@@ -145,7 +144,7 @@ sm90::int8::ForwardParams ForwardCall::int8_params() const {
 }
 
 Status BackwardCall::quantise_int8() const {
-  Int8Params params = quantiser(tensors_.d_o, problem_.query_heads, sm90::int8::kBlock, problem_, memory_.d_out8, schedule_);
+  Int8Params params = quantiser(tensors_.d_o, problem_.query_heads, problem_, memory_.d_out8, schedule_);
   params.output = tensors_.o;
   params.row_reference = saved_.row_reference;
   params.row_sum = saved_.row_sum;
