@@ -85,13 +85,13 @@ def _norm(d: int, device: torch.device) -> Tensor:
     return torch.tensor(NORM[d], dtype=torch.int32, device=device).view(torch.float32)
 
 
-def _butterfly(x: Tensor) -> Tensor:
+def _butterfly(x: Tensor, last: tuple[int, ...] = ()) -> Tensor:
+    """Stages h = 1, 2, 4 ..., those of `last` behind the others."""
     d = x.shape[-1]
-    h = 1
-    while h < d:
+    stages = [1 << n for n in range(d.bit_length() - 1)]
+    for h in (*(h for h in stages if h not in last), *last):
         a, b = x.unflatten(-1, (d // (2 * h), 2, h)).unbind(-2)
         x = torch.stack([a + b, a - b], -2).flatten(-3)
-        h *= 2
     return x * _norm(d, x.device)
 
 
@@ -100,7 +100,7 @@ def rotate(x: Tensor) -> Tensor:
 
 
 def rotate_back(x: Tensor) -> Tensor:
-    return _butterfly(x) * _signs(x.shape[-1], x.device)
+    return _butterfly(x, (2, 4)) * _signs(x.shape[-1], x.device)
 
 
 # ---- tiles ----

@@ -73,7 +73,7 @@ void visit(T& x, Visitor&& v) {
 
 /// Members that JSON has only where they differ from the default: they came after recipes had been saved, whose texts and hashes stay.
 template <class T>
-inline constexpr bool is_optional = std::same_as<T, TilePolicy>;
+inline constexpr bool kIsOptional = std::same_as<T, TilePolicy>;
 
 template <MaybeConst<Recipe> T, class Visitor>
 void visit(T& x, Visitor&& v) {

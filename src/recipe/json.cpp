@@ -24,7 +24,7 @@ Json written(const T& x) {
     Json object = Json::object();
     recipe::visit(x, [&](const char* name, const auto& member) {
       using Member = std::remove_cvref_t<decltype(member)>;
-      if constexpr (recipe::is_optional<Member>)
+      if constexpr (recipe::kIsOptional<Member>)
         if (member == Member{}) return;
       object[name] = written(member);
     });
@@ -46,7 +46,7 @@ class Reader {
       const std::string inner = path.empty() ? name : path + "." + name;
       const auto found = json.find(name);
       if (found == json.end()) {
-        if (complete_ && !recipe::is_optional<std::remove_cvref_t<decltype(member)>>)
+        if (complete_ && !recipe::kIsOptional<std::remove_cvref_t<decltype(member)>>)
           fail("key \"" + inner + "\" is missing; give it, or name a \"base\" recipe that the other keys come from");
       } else {
         value(*found, inner, member);

@@ -36,10 +36,10 @@ struct alignas(16) Work {
 
 template <class Kernel>
 struct Storage {
-  // First: an operand whose rows all lie in one place reads 256 bytes, but memcheck takes it for 4 KB in a row, which would leave the block's memory
+  alignas(128) typename Kernel::Fixed fixed[Kernel::kFixedBuffers];
+  // Not the last: an operand whose rows all lie in one place reads 256 bytes, but memcheck takes it for 4 KB in a row, which would leave the block's memory
   // where it is the last.
   alignas(128) typename Kernel::Own own;
-  alignas(128) typename Kernel::Fixed fixed[Kernel::kFixedBuffers];
   alignas(128) typename Kernel::Stage stage[Kernel::kStages];
   alignas(128) typename Kernel::Tail tail;
   Work work[Kernel::kFixedBuffers];
