@@ -157,7 +157,7 @@ sm90::int8::BackwardParams BackwardCall::int8_params() const {
   sm90::int8::BackwardParams params;
   fill(params, problem_, schedule_);
   params.counter = memory_.counters;
-  params.key_heads_per_group = key_heads_per_group(problem_, 5 * (problem_.query_heads / problem_.key_heads));
+  params.key_heads_per_group = key_heads_per_group(problem_, std::int64_t{5} * (problem_.query_heads / problem_.key_heads));
   params.query = operand(saved_.q8);
   params.key = operand(saved_.k8);
   params.gradient = operand(memory_.d_out8);
