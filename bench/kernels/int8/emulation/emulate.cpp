@@ -92,7 +92,6 @@ struct Call {
     made.input = {bf16(x), DType::bf16};
     made.heads = heads;
     made.head_dim = d;
-    made.block_tokens = int8::kBlock;
     made.rows = memory<std::uint8_t>(elements);
     made.transposed = memory<std::uint8_t>(elements);
     made.scales = memory<float>(n / int8::kScaleSlots);

@@ -19,6 +19,12 @@ inline bool __all_sync(unsigned, bool vote) {
   const std::uint64_t* const all = emulation::share_in_warp(vote, "a vote");
   return std::all_of(all, all + 32, [](std::uint64_t x) { return x != 0; });
 }
+inline unsigned __ballot_sync(unsigned, bool vote) {
+  const std::uint64_t* const all = emulation::share_in_warp(vote, "a ballot");
+  unsigned word = 0;
+  for (int l = 0; l < 32; ++l) word |= all[l] != 0 ? 1u << l : 0u;
+  return word;
+}
 inline int __vimax3_s32(int a, int b, int c) { return std::max({a, b, c}); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __frcp_rn(float a) { return 1.0f / a; }
