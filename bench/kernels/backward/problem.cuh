@@ -362,11 +362,9 @@ inline void run(const Problem& p) {
   CHECK(cudaMemsetAsync(b.d_query, 0xFF, p.query_elements() * p.gradient_bytes()));
   CHECK(cudaMemsetAsync(b.d_key, 0xFF, p.key_elements() * p.gradient_bytes()));
   CHECK(cudaMemsetAsync(b.d_value, 0xFF, p.key_elements() * p.gradient_bytes()));
-  if (is_split()) {
-    CHECK(launch_split_backward(b, p.shape.config, nullptr));
-  } else {
-    CHECK(launch_backward(b, p.shape.config, nullptr));
-  }
+  BackwardConfig config = p.shape.config;
+  config.deterministic = is_split();
+  CHECK(launch_backward(b, config, nullptr));
   CHECK(cudaDeviceSynchronize());
 }
 

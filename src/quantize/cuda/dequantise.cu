@@ -3,11 +3,11 @@
 #include "quantize/cuda/dequantise.hpp"
 
 #include "kernels/cuda/device_status.hpp"
+#include "kernels/cuda/launch_overlapped.cuh"
 #include "kernels/cuda/ptx/grid.cuh"
 #include "kernels/cuda/sm90/layout.hpp"
 #include "kernels/cuda/sm90/values16.cuh"
 #include "numerics/exponent.hpp"
-#include "quantize/cuda/overlapped.cuh"
 #include "quantize/cuda/two_operands.cuh"
 
 namespace flamia::quantize::gpu {
@@ -54,7 +54,7 @@ __global__ __launch_bounds__(kThreads) void dequantise_kernel(const __grid_const
 
 template <int D>
 cudaError_t enqueue(const DequantiseParams& p, cudaStream_t stream) {
-  return launch_overlapped(dequantise_kernel<D>, grid_of<D>(p), kThreads, stream, p);
+  return launch_overlapped(dequantise_kernel<D>, grid_of<D>(p), kThreads, 0, stream, p);
 }
 
 Status check(const DequantiseParams& p) {

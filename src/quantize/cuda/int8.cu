@@ -2,7 +2,6 @@
 // A thread block per block of 128 tokens and head: load -> less the mean -> greatest magnitude -> codes -> shared memory -> rows and transposed
 #include "quantize/cuda/int8.hpp"
 
-#include <string>
 #include <type_traits>
 
 #include "kernels/cuda/dense_strides.hpp"

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "quantize/cuda/means.hpp"
 
-#include <limits>
-#include <string>
-
 #include "kernels/cuda/dense_strides.hpp"
 #include "kernels/cuda/device_status.hpp"
 #include "quantize/cuda/checks.hpp"

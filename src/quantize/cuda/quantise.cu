@@ -61,7 +61,7 @@ cudaError_t enqueue(const QuantiseParams& p, unsigned units, cudaStream_t stream
 
 template <int D, class Element, bool kRotate>
 cudaError_t enqueue_sticky(const QuantiseParams& p, dim3 grid, cudaStream_t stream) {
-  return launch_overlapped(prefix_kernel<D, Element, kRotate, Prefix::sticky>, grid, 32 * kPrefixWarps, stream, p);
+  return launch_overlapped(prefix_kernel<D, Element, kRotate, Prefix::sticky>, grid, 32 * kPrefixWarps, 0, stream, p);
 }
 
 template <int D, class Element>
@@ -119,7 +119,7 @@ cudaError_t enqueue_prefix(const QuantiseParams& p, cudaStream_t stream) {
   constexpr std::int64_t kSlots = kGroupTokens * kTileGroups * kPrefixWarps;  // of a thread block
   const dim3 grid(static_cast<unsigned>((p.slots + kSlots - 1) / kSlots), static_cast<unsigned>(p.heads));
   if (p.prefix == Prefix::record)  // a scan of bytes: which operand they belong to does not matter
-    return launch_overlapped(prefix_kernel<64, __nv_bfloat16, false, Prefix::record>, grid, 32 * kPrefixWarps, stream, p);
+    return launch_overlapped(prefix_kernel<64, __nv_bfloat16, false, Prefix::record>, grid, 32 * kPrefixWarps, 0, stream, p);
   return p.head_dim == 128 ? enqueue_sticky<128>(p, grid, stream) : enqueue_sticky<64>(p, grid, stream);
 }
 

@@ -3,9 +3,9 @@
 //   load 16 tokens  ->   (rotate) -> maxima -> [token-block: exchange] -> exponents -> [sticky: guess what came before] -> (NVFP4) -> codes -> store
 // A token-block of one head per thread block: nothing waits for another thread block. Prefix maxima: a second kernel (prefix.cuh).
 #pragma once
+#include "kernels/cuda/launch_overlapped.cuh"
 #include "kernels/cuda/ptx/barrier.cuh"
 #include "quantize/cuda/nvfp4.cuh"
-#include "quantize/cuda/overlapped.cuh"
 #include "quantize/cuda/prefix.cuh"
 #include "quantize/cuda/quantise.hpp"
 
@@ -143,7 +143,8 @@ cudaError_t enqueue_prefix(const QuantiseParams& p, cudaStream_t stream);
 template <class Kernel>
 cudaError_t enqueue_with_prefix(Kernel kernel, const QuantiseParams& p, unsigned units, cudaStream_t stream) {
   if (const cudaError_t error = enqueue_clear(p, stream); error != cudaSuccess) return error;
-  if (const cudaError_t error = launch_overlapped(kernel, dim3(units), kUnitThreads, stream, p); error != cudaSuccess) return error;
+  if (const cudaError_t error = launch_overlapped(kernel, dim3(units), kUnitThreads, 0, stream, p); error != cudaSuccess)
+    return error;
   return enqueue_prefix(p, stream);
 }
 

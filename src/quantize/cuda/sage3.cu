@@ -2,8 +2,6 @@
 // Means of K's documents first, then a launch an operand: a thread block makes a tile of 128 tokens of one head, a warp 16 of them.
 #include "quantize/cuda/sage3.hpp"
 
-#include <string>
-
 #include "kernels/cuda/dense_strides.hpp"
 #include "kernels/cuda/device_status.hpp"
 #include "kernels/cuda/sm90/sage3/sage3.hpp"

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/cuda/backend/forward_call.hpp"
+#include "kernels/cuda/backend/kernel_problem.hpp"
 #include "kernels/cuda/device_status.hpp"
 #include "quantize/cuda/dequantise.hpp"
 #include "quantize/cuda/expand_nvfp4.hpp"
@@ -159,14 +160,8 @@ sm90::BackwardParams BackwardCall::params() const {
   params.d_query = tensors_.d_q.data;
   params.d_key = tensors_.d_k.data;
   params.d_value = tensors_.d_v.data;
-  params.slots = slots_;
-  params.tokens = problem_.tokens;
-  params.query_heads = problem_.query_heads;
-  params.key_heads = problem_.key_heads;
+  fill_problem(params, problem_);
   params.heads_per_group = sm90::backward_heads_per_group(config(), slots_, problem_.query_heads, problem_.key_heads, kL2Share);
-  params.softmax_scale = problem_.scale;
-  params.window_left = kernel_window(problem_.mask.left);
-  params.window_right = problem_.mask.causal ? 0 : kernel_window(problem_.mask.right);
   return params;
 }
 

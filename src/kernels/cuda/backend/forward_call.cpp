@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "kernels/cuda/backend/kernel_problem.hpp"
 #include "kernels/cuda/device_status.hpp"
 #include "schedule/cuda/clear.hpp"
 
@@ -13,8 +14,6 @@ namespace {
 constexpr std::int64_t kL2Share = 36 << 20;
 
 }  // namespace
-
-int kernel_window(std::int64_t reach) { return reach < 0 || reach > INT32_MAX ? -1 : static_cast<int>(reach); }
 
 bool is_dense(const MutableTensorView& tensor, int heads, int head_dim) {
   const std::int64_t head = head_dim;
@@ -99,14 +98,8 @@ sm90::ForwardParams ForwardCall::params() const {
   params.lse = tensors_.lse;
   params.row_reference = memory_.row_reference;
   params.row_sum = memory_.row_sum;
-  params.slots = slots_;
-  params.tokens = problem_.tokens;
-  params.query_heads = problem_.query_heads;
-  params.key_heads = problem_.key_heads;
+  fill_problem(params, problem_);
   params.heads_per_group = sm90::heads_per_group(config(), slots_, problem_.query_heads, problem_.key_heads, kL2Share);
-  params.softmax_scale = problem_.scale;
-  params.window_left = kernel_window(problem_.mask.left);
-  params.window_right = problem_.mask.causal ? 0 : kernel_window(problem_.mask.right);
   return params;
 }
 

@@ -43,9 +43,6 @@ class ForwardCall {
   schedule::gpu::View schedule_;
 };
 
-/// One side of the mask as the kernels take it: -1 where nothing limits it.
-int kernel_window(std::int64_t reach);
-
 /// Whether tokens and heads follow one another without gaps (a stride of 0 says so itself).
 bool is_dense(const MutableTensorView& tensor, int heads, int head_dim);
 

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/backend/backward_call.hpp"
 #include "kernels/cuda/backend/forward_call.hpp"
+#include "kernels/cuda/backend/kernel_problem.hpp"
 #include "kernels/cuda/backend/pieces.hpp"
 
 namespace flamia::cuda {
@@ -20,18 +21,6 @@ constexpr std::int64_t kL2Share = 30 << 20;
 int key_heads_per_group(const Problem& problem, std::int64_t bytes) {
   const std::int64_t of_head = std::max<std::int64_t>(bytes * slots_of(problem) * problem.head_dim, 1);
   return static_cast<int>(std::clamp<std::int64_t>(kL2Share / of_head, 1, problem.key_heads));
-}
-
-void fill(sm90::int8::Problem& made, const Problem& problem, const schedule::gpu::View& schedule) {
-  made.documents = schedule.documents;
-  made.slots = slots_of(problem);
-  made.tokens = problem.tokens;
-  made.head_dim = problem.head_dim;
-  made.query_heads = problem.query_heads;
-  made.key_heads = problem.key_heads;
-  made.softmax_scale = problem.scale;
-  made.window_left = kernel_window(problem.mask.left);
-  made.window_right = problem.mask.causal ? 0 : kernel_window(problem.mask.right);
 }
 
 sm90::int8::Operand operand(const Int8Memory& memory) { return {memory.rows, memory.transposed, memory.scales}; }
@@ -127,7 +116,8 @@ Status ForwardCall::quantise_int8() const {
 
 sm90::int8::ForwardParams ForwardCall::int8_params() const {
   sm90::int8::ForwardParams params;
-  fill(params, problem_, schedule_);
+  fill_problem(params, problem_);
+  params.documents = schedule_.documents;
   params.counter = schedule_.counters;
   params.key_heads_per_group = key_heads_per_group(problem_, 2);
   params.query = operand(memory_.q8);
@@ -155,7 +145,8 @@ Status BackwardCall::quantise_int8() const {
 
 sm90::int8::BackwardParams BackwardCall::int8_params() const {
   sm90::int8::BackwardParams params;
-  fill(params, problem_, schedule_);
+  fill_problem(params, problem_);
+  params.documents = schedule_.documents;
   params.counter = memory_.counters;
   params.key_heads_per_group = key_heads_per_group(problem_, std::int64_t{5} * (problem_.query_heads / problem_.key_heads));
   params.query = operand(saved_.q8);

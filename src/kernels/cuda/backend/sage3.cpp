@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/backend/forward_call.hpp"
+#include "kernels/cuda/backend/kernel_problem.hpp"
 #include "kernels/cuda/backend/pieces.hpp"
 #include "kernels/cuda/dense_strides.hpp"
 
@@ -70,12 +71,7 @@ sm90::sage3::Params ForwardCall::sage3_params() const {
   params.item_count = &schedule_.totals->forward.items;
   params.output = tensors_.o.data;
   params.lse = tensors_.lse;
-  params.slots = slots_;
-  params.tokens = problem_.tokens;
-  params.head_dim = problem_.head_dim;
-  params.query_heads = problem_.query_heads;
-  params.key_heads = problem_.key_heads;
-  params.softmax_scale = problem_.scale;
+  fill_problem(params, problem_);
   params.causal = problem_.mask.causal || problem_.mask.right == 0;
   params.first_level = form_.first_level;
   return params;

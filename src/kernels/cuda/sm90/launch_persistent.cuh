@@ -13,14 +13,17 @@ inline cudaError_t count_multiprocessors(int* multiprocessors) {
   return cudaDeviceGetAttribute(multiprocessors, cudaDevAttrMultiProcessorCount, device);
 }
 
+/// Lets blocks of `kKernel` have so much dynamic shared memory.
+template <auto kKernel, int kSharedBytes>
+cudaError_t allow_shared_memory() {
+  static_assert(kSharedBytes <= 227 * 1024, "a block may use 227 KiB of shared memory");
+  return cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+}
+
 /// `kKernel` takes `parameters`; its blocks have `threads` threads.
 template <auto kKernel, int kSharedBytes, class... Parameters>
 cudaError_t launch_persistent(int multiprocessors, int threads, cudaStream_t stream, const Parameters&... parameters) {
-  static_assert(kSharedBytes <= 227 * 1024, "a block may use 227 KiB of shared memory");
-  if (const cudaError_t error = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-      error != cudaSuccess) {
-    return error;
-  }
+  if (const cudaError_t error = allow_shared_memory<kKernel, kSharedBytes>(); error != cudaSuccess) return error;
   kKernel<<<multiprocessors, threads, kSharedBytes, stream>>>(parameters...);
   return cudaGetLastError();
 }

@@ -80,10 +80,4 @@ cudaError_t launch_split_key_gradients(const BackwardParams& params, const Backw
   });
 }
 
-cudaError_t launch_split_backward(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream) {
-  if (const cudaError_t error = launch_split_prepare(params, config, stream); error != cudaSuccess) return error;
-  if (const cudaError_t error = launch_split_query_gradient(params, config, stream); error != cudaSuccess) return error;
-  return launch_split_key_gradients(params, config, stream);
-}
-
 }  // namespace flamia::sm90

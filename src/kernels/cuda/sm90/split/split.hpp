@@ -11,11 +11,8 @@
 
 namespace flamia::sm90 {
 
-/// Prepare, dQ, dK and dV, in this order; nothing else (no allocation, no synchronisation). cudaErrorInvalidValue: a parameter is missing or out
-/// of range.
-cudaError_t launch_split_backward(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream);
-
-/// Its parts, for timing. Both need the records of *prepare*.
+/// Prepare, dQ, dK and dV, in this order; nothing else (no allocation, no synchronisation). The other two need the records of *prepare*.
+/// cudaErrorInvalidValue: a parameter is missing or out of range.
 cudaError_t launch_split_prepare(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream);
 cudaError_t launch_split_query_gradient(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream);
 cudaError_t launch_split_key_gradients(const BackwardParams& params, const BackwardConfig& config, cudaStream_t stream);
