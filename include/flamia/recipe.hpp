@@ -58,6 +58,7 @@ enum class Exp2 : std::uint8_t { hardware, polynomial, mitchell, schraudolph, di
 enum class RowReferenceRule : std::uint8_t { phase32, tilesum };
 enum class SumOf : std::uint8_t { codes, unrounded };             // what l adds up
 enum class GradientP : std::uint8_t { unrounded, codes };         // the P in dS = P o (dP - D)
+enum class GradientD : std::uint8_t { output, scores };           // D sums dO o O, or P o dP as dS takes them
 enum class PreScale : std::uint8_t { causal_row, sequence };      // FP16 dQ: per row from what the row may see; per sequence leaks
 enum class AccumulatorModel : std::uint8_t { native, hopper13 };  // native: FP32 on the CPU, the tensor core's own on a GPU
 
@@ -104,6 +105,7 @@ struct Recipe {
   bool rotate = false;          // signs and Hadamard on Q and K
   bool trains = true;           // false: inference only
   GradientP gradient_p = GradientP::unrounded;
+  GradientD gradient_d = GradientD::output;
   bool d_out_times_v_bf16 = false;  // sagebwd: dO * Vt in BF16, of V itself or of what its INT8 codes stand for
   SoftmaxPolicy softmax;
   AccumulationPolicy accumulation;

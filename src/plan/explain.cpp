@@ -102,6 +102,7 @@ std::string softmax_section(const Recipe& r) {
                                                                              ? "per row, from what the row sees"
                                                                              : "per sequence")
                                 : std::string("FP32");
+  if (r.gradient_d == GradientD::scores) text += "; D is the mean of dP under P over the row's keys, from the numbers of dS";
   return text + "\n";
 }
 

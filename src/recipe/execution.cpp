@@ -55,6 +55,7 @@ void check_hopper_operand(const char* name, const OperandPolicy& policy, bool ma
 std::vector<std::string> hopper_int8_gaps(const Recipe& recipe) {
   Recipe known = find_named("sagebwd")->recipe;
   known.smoothing.k = recipe.smoothing.k;
+  known.gradient_d = recipe.gradient_d;  // the backward pass asks for it
   Gaps gaps;
   gaps.unless(recipe == known, "with Q in INT8 only \"sagebwd\" and \"sagebwd smooth-k=off\" have kernels");
   return gaps.take();
@@ -106,8 +107,10 @@ std::vector<std::string> hopper_gaps(const Recipe& recipe) {
 
 /// What the backward kernel asks beyond what the forward kernel does.
 std::vector<std::string> hopper_backward_gaps(const Recipe& recipe) {
-  if (recipe.q.first.element == Element::int8) return {};  // both passes or none
   Gaps gaps;
+  gaps.unless(recipe.gradient_d == GradientD::output,
+              "D is the row sum of P and dP (d=scores), which needs a second pass over the keys");
+  if (recipe.q.first.element == Element::int8) return gaps.take();  // else both passes or none
   const bool bf16 = recipe.d_s == OperandPolicy{};
   const auto payload = [](const Quantisation& form, int rows, int columns) {
     return form.element == Element::e4m3 && form.scale == ScaleType::ue8m0 && form.rule == ScaleRule::ceil &&

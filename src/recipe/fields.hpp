@@ -73,7 +73,7 @@ void visit(T& x, Visitor&& v) {
 
 /// Members that JSON has only where they differ from the default: they came after recipes had been saved, whose texts and hashes stay.
 template <class T>
-inline constexpr bool kIsOptional = std::same_as<T, TilePolicy>;
+inline constexpr bool kIsOptional = std::same_as<T, TilePolicy> || std::same_as<T, GradientD>;
 
 template <MaybeConst<Recipe> T, class Visitor>
 void visit(T& x, Visitor&& v) {
@@ -87,6 +87,7 @@ void visit(T& x, Visitor&& v) {
   v("rotate", x.rotate);
   v("trains", x.trains);
   v("gradient_p", x.gradient_p);
+  v("gradient_d", x.gradient_d);
   v("d_out_times_v_bf16", x.d_out_times_v_bf16);
   v("softmax", x.softmax);
   v("accumulation", x.accumulation);

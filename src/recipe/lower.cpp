@@ -178,8 +178,9 @@ class Lowerer {
     const std::vector<std::string> gaps = execution_gaps(recipe_, facts_.id);
     const std::vector<std::string> backward = backward_gaps(recipe_, facts_.id);
     if (made_.no_backward.empty() && gaps.empty() && !backward.empty())
-      made_.no_backward =
-          "recipe \"" + name + "\" has no backward pass on " + facts_.name + " (" + joined(backward) + "); the CPU backend has one";
+      made_.no_backward = "recipe \"" + name + "\" has no backward pass on " + facts_.name + " (" + joined(backward) +
+                          "); the nearest that has one there: \"" + nearest_that_trains() + "\"; the CPU backend runs that of \"" +
+                          name + "\"";
     if (gaps.empty()) return;
     const std::string reasons = joined(gaps);
     made_.not_executed = "recipe \"" + name + "\" is not executed on " + facts_.name + " by this version (" + reasons + ")";

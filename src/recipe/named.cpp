@@ -73,7 +73,8 @@ Recipe with_nvfp4_scores(Recipe r) {
   return r;
 }
 
-/// P lies in [0, 1]: the constant 2^-11 puts its scales into E4M3's range. dO and dS have no size of their own: two levels.
+/// P lies in [0, 1]: the constant 2^-11 puts its scales into E4M3's range. dO and dS have no size of their own: two levels. O and dP have a
+/// copy of V each: with D from O, dP - D keeps what the copies do not share, one sign in a row, and training diverges.
 Recipe nvfp4_full() {
   const auto form = [](Group group) { return nvfp4(group); };
   const auto two_levels = [](Group group) { return nvfp4(group, ScaleRule::two_level); };
@@ -84,6 +85,7 @@ Recipe nvfp4_full() {
   r.softmax.reference = RowReferenceRule::phase32;  // P has scales of its own: no sum of codes proves that nothing saturated
   r.d_out = r.d_s = columns_then_rows(16, two_levels);
   r.one_ds_payload = false;
+  r.gradient_d = GradientD::scores;
   return r;
 }
 

@@ -48,6 +48,10 @@ struct Words<GradientP> {
   static constexpr const char* kAll[] = {"unrounded", "codes"};
 };
 template <>
+struct Words<GradientD> {
+  static constexpr const char* kAll[] = {"output", "scores"};
+};
+template <>
 struct Words<PreScale> {
   static constexpr const char* kAll[] = {"causal_row", "sequence"};
 };

@@ -120,6 +120,7 @@ constexpr TextField kFields[] = {
     on_off<&R::rotate>("rotate"),
     on_off<&R::trains>("trains"),
     word<&R::gradient_p>("p-in-ds", "unrounded or codes"),
+    word<&R::gradient_d>("d", "output (the row sum of dO and O) or scores (of P and dP, as dS takes them)"),
     on_off<&R::d_out_times_v_bf16>("dov-bf16"),
     word<&R::softmax, &SoftmaxPolicy::reference>("ref", "phase32 or tilesum"),
     word<&R::softmax, &SoftmaxPolicy::exp2>(

@@ -75,9 +75,10 @@ Input packed(std::uint32_t seed, Mask mask = {}, int group = 1) {
 
 TEST(Exactness, ExactRecipesChangeNoBit) {
   const std::uint32_t seed = fresh_seed() + 20;
-  for (const char* text : {"mxfp8-exact", "mxfp8-exact ref=phase32", "mxfp8-exact ds=row32", "mxfp8-exact dk=64x32",
-                           "mxfp8-exact ds=e4m3", "mxfp8-exact ds=e4m3 dq=f32", "mxfp8-exact dq=f32", "mxfp8-exact sticky=off",
-                           "nvfp4-exact", "nvfp4-exact ds=e4m3", "sage3-exact", "bf16"}) {
+  for (const char* text :
+       {"mxfp8-exact", "mxfp8-exact ref=phase32", "mxfp8-exact ds=row32", "mxfp8-exact dk=64x32", "mxfp8-exact ds=e4m3",
+        "mxfp8-exact ds=e4m3 dq=f32", "mxfp8-exact dq=f32", "mxfp8-exact sticky=off", "nvfp4-exact", "nvfp4-exact ds=e4m3",
+        "sage3-exact", "bf16", "mxfp8-exact d=scores", "nvfp4-exact ds=e4m3 d=scores", "bf16 d=scores"}) {
     const Undisturbed with(packed(seed), text);
     for (const std::int64_t cut : {70, 200})
       for (const float factor : kFactors) {
@@ -95,7 +96,7 @@ TEST(Exactness, HoldsForWindowsAndGroupedHeads) {
   const std::uint32_t seed = fresh_seed() + 21;
   for (const Mask mask : {Mask{true, 40, -1}, Mask{true, 150, -1}, Mask{false, 60, 0}, Mask{false, 60, 20}, Mask{false, -1, 130}})
     for (const int group : {1, 3}) {
-      const Undisturbed with(packed(seed, mask, group), group == 1 ? "nvfp4-exact" : "mxfp8-exact ds=e4m3");
+      const Undisturbed with(packed(seed, mask, group), group == 1 ? "nvfp4-exact d=scores" : "mxfp8-exact ds=e4m3");
       const std::int64_t reach = mask.causal ? 0 : mask.right;
       for (const std::int64_t cut : {70, 200})
         for (const float factor : {1024.f, static_cast<float>(NAN)}) {
@@ -108,7 +109,7 @@ TEST(Exactness, HoldsForWindowsAndGroupedHeads) {
 
 TEST(Exactness, TokenBlocksChangeNothingBeyondThemselves) {
   const Input in = packed(fresh_seed() + 22);
-  for (const char* name : {"mxfp8", "mxfp8 ds=e4m3", "nvfp4"}) {
+  for (const char* name : {"mxfp8", "mxfp8 ds=e4m3", "nvfp4 d=scores"}) {
     const Undisturbed with(in, name);
     for (const std::int64_t cut : {70, 200}) {
       std::uint64_t leaked =

@@ -237,13 +237,17 @@ TEST(Lower, HopperExecutesSomeRecipesAndVariants) {
                                                               {"mxfp8 promote=128:128", "every 64"},
                                                               {"mxfp8 prescale=sequence", "per sequence"},
                                                               {"nvfp4 ds=e4m3", "with dS in BF16"},
-                                                              {"nvfp4-exact ds=e4m3 ref=phase32", "with dS in BF16"}};
+                                                              {"nvfp4-exact ds=e4m3 ref=phase32", "with dS in BF16"},
+                                                              {"mxfp8-exact d=scores", "a second pass over the keys"},
+                                                              {"sagebwd d=scores", "a second pass over the keys"}};
   for (const auto& [text, reason] : forward_only) {
     EXPECT_TRUE(status(text, false).ok()) << text << ": " << status(text, false).message();
     const Status refused = status(text, true);
     EXPECT_EQ(refused.code(), StatusCode::unsupported) << text;
-    EXPECT_THAT(refused.message(),
-                AllOf(HasSubstr(std::string("recipe \"") + text + "\" has no backward pass on sm_90"), HasSubstr(reason)));
+    EXPECT_THAT(
+        refused.message(),
+        AllOf(HasSubstr(std::string("recipe \"") + text + "\" has no backward pass on sm_90"), HasSubstr(reason),
+              HasSubstr("; the nearest that has one there: \"" + std::string(text).substr(0, std::string(text).find(' ')) + "\"")));
     EXPECT_TRUE(can_run(parsed(text), Architecture::cpu, 128, true).ok()) << text;
   }
   for (const char* text : {"bf16", "mxfp8-floor", "nvfp4-full", "nvfp4 rotate=off", "nvfp4 nvfp4=amax",

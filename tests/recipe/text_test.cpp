@@ -125,7 +125,7 @@ TEST(Names, EveryMemberShowsInNameAndHash) {
   });
   EXPECT_EQ(names.size(), static_cast<std::size_t>(members) + 1);
   EXPECT_EQ(hashes.size(), static_cast<std::size_t>(members) + 1);
-  EXPECT_EQ(members, 12 * 8 + 5 + 5 + 5 + 2 + 2 + 2);
+  EXPECT_EQ(members, 12 * 8 + 6 + 5 + 5 + 2 + 2 + 2);
 }
 
 TEST(Errors, NameTheFieldAndWhatIsNear) {
@@ -197,6 +197,13 @@ TEST(Json, AMemberThatCameLaterIsOptional) {
   ASSERT_TRUE(Recipe::from_json(parsed("sage3 tile=64x32").to_json(), &back).ok());
   EXPECT_EQ(back, parsed("sage3 tile=64x32"));
   EXPECT_NE(back.hash(), parsed("sage3").hash());
+  EXPECT_EQ(parsed("mxfp8").to_json().find("gradient_d"), std::string::npos);
+  EXPECT_EQ(parsed("nvfp4-full d=output").to_json().find("gradient_d"), std::string::npos);
+  for (const char* text : {"mxfp8 d=scores", "nvfp4-full", "nvfp4-full d=output"}) {
+    ASSERT_TRUE(Recipe::from_json(parsed(text).to_json(), &back).ok());
+    EXPECT_EQ(back, parsed(text));
+    EXPECT_EQ(back.name(), text);
+  }
 }
 
 TEST(Json, ABaseFillsInWhatIsMissing) {

@@ -242,6 +242,7 @@ Status lower(const Problem& problem, const Recipe& recipe, Settings* settings) {
   s.polynomial_sixteenths = recipe.softmax.polynomial_sixteenths;
   s.sum_unrounded = recipe.softmax.sum == SumOf::unrounded;
   s.gradient_of_codes = recipe.gradient_p == GradientP::codes;
+  s.d_of_scores = recipe.gradient_d == GradientD::scores;
   if (s.gradient_of_codes && s.p_first.kind == Payload::Kind::blocks)
     return Status::unsupported(
         "gradient_p = codes needs codes of P with a constant factor; with block scales use gradient_p = unrounded");

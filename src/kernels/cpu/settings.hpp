@@ -52,6 +52,7 @@ struct Settings {
   int polynomial_degree = 3, polynomial_sixteenths = 0;
   bool sum_unrounded = false;      // l adds P before rounding (a control)
   bool gradient_of_codes = false;  // dS uses the codes of P
+  bool d_of_scores = false;        // D' is the mean of dP' under the P of dS, not the row sum of dO' and O
   // dO itself and P = exp2(t - lse) in the backward pass, as FlashAttention; else dO / l and P = exp2(t - m). For dO in BF16, and in
   // INT8, which has no range to spare for the spread of 1 / l inside a block.
   bool classical = false;

@@ -99,7 +99,28 @@ static void bound_exponents_of_document(const BackwardCall& call, const Item& it
   }
 }
 
-/// D' = rowsum(dO' o BF16(O)) and the FP16 pre-scale z = 15 - E, 2^E > 2.002 |dO'| l N K (numerics.md §6), N and K from exponents.
+namespace detail {
+
+/// D' as the mean of dP' under P over the keys that a row sees: tiles downwards, as dQ takes them.
+static void d_of_scores(const BackwardCall& call, const Item& item, const Buffers& b) {
+  const Settings& s = *call.settings;
+  TileRows& rows = *b.rows;
+  alignas(64) float d[kTile] = {}, mass[kTile] = {};
+  const schedule::Interval tiles = key_tiles(s, item.document, item.tile);
+  TileShape t = place_tile(s, item.document, item.tile, item.tile, rows);
+  load_queries(call, item.document, item.head, t, true, b);
+  for (std::int64_t tile = tiles.end - 1; tile >= tiles.begin; --tile) {
+    t = place_tile(s, item.document, item.tile, tile, rows);
+    load_keys(call, item.document, item.head / (s.query_heads / s.key_heads), t, false, b);
+    add_row_sums(call, t, b, d, mass);
+  }
+  float* out = call.d + item.head * s.tokens + item.document.start + t.q0;
+  for (int i = 0; i < t.queries; ++i) out[i] = mass[i] == 0.f ? 0.f : d[i] / mass[i];  // 0: P vanished in every pair
+}
+
+}  // namespace detail
+
+/// D' = rowsum(dO' o BF16(O)), if it is not made of the scores, and the FP16 pre-scale z = 15 - E, 2^E > 2.002 |dO'| l N K (numerics.md §6), N and K from exponents.
 static void prepare_rows_of_tile(const BackwardCall& call, const Item& item, Scratch scratch) {
   const Settings& s = *call.settings;
   const Buffers b = buffers_of(scratch, s.head_dim);
@@ -132,6 +153,7 @@ static void prepare_rows_of_tile(const BackwardCall& call, const Item& item, Scr
     call.pre_scale[at] =
         static_cast<std::int16_t>(nothing ? 127 : numerics::max_of(-250, numerics::min_of(15 - (e + exponent), 250)));
   }
+  if (s.d_of_scores) detail::d_of_scores(call, item, b);
 }
 
 /// Greatest |dS| of the tile's rows, NaN skipped, in units of dO's factor (for one scale of dS per call).

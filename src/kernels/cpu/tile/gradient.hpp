@@ -82,27 +82,70 @@ static const float* load_keys(const BackwardCall& call, const Document& document
   return b.k2;
 }
 
-/// b.scores = y and b.ds = P (dP' - D') in units of dO's exponent and factor of the token; 0 for masked pairs, NaN for flagged ones.
-static void gradient_of_scores(const BackwardCall& call, const TileShape& t, const Buffers& b) {
+namespace detail {
+
+/// b.scores = y and b.ds = the product of the codes of dO' and V.
+static void scores_and_d_p(const BackwardCall& call, const TileShape& t, const Buffers& b) {
   const Settings& s = *call.settings;
   TileRows& rows = *b.rows;
   row_factors(s, t.queries, t.width, rows);
   scores(s, t, rows, b.k, b.q_t, b.scores);
   product(s.accumulator, {b.v, s.head_dim, 1}, {b.g_t, kTile}, b.ds, kTile, t.keys, t.width, s.head_dim);
+}
+
+/// rows.lane = the P of dS for key j.
+static void p_of_ds(const Settings& s, int j, const TileShape& t, const Buffers& b) {
+  TileRows& rows = *b.rows;
   const float exponent = s.gradient_of_codes ? static_cast<float>(s.code_exponent) : 0.f;
   const float unit = numerics::pow2(-s.code_exponent);
+  probabilities(s, j, b.scores + j * kTile, rows.rho, rows.m, exponent, t.width, rows.lane);
+  if (!s.gradient_of_codes) return;
+  round_lanes(s.p_first.element, rows.lane, rows.lane, t.width);
+  for (int i = 0; i < t.width; ++i) rows.lane[i] = numerics::mul(rows.lane[i], unit);
+}
+
+/// dP' of key j is fl(product * first) * second.
+struct KeyFactors {
+  float first, second;
+};
+static KeyFactors v_factors(const TileRows& rows, int j) {
+  const int e = rows.v_exponent[j];
+  return {numerics::mul(numerics::mul(numerics::pow2(e >> 1), rows.v_factor), rows.v_scale[j]), numerics::pow2(e - (e >> 1))};
+}
+
+}  // namespace detail
+
+/// b.scores = y and b.ds = P (dP' - D') in units of dO's exponent and factor of the token; 0 for masked pairs, NaN for flagged ones.
+static void gradient_of_scores(const BackwardCall& call, const TileShape& t, const Buffers& b) {
+  const Settings& s = *call.settings;
+  TileRows& rows = *b.rows;
+  detail::scores_and_d_p(call, t, b);
   for (int j = 0; j < t.keys; ++j) {
-    probabilities(s, j, b.scores + j * kTile, rows.rho, rows.m, exponent, t.width, rows.lane);
-    if (s.gradient_of_codes) {
-      round_lanes(s.p_first.element, rows.lane, rows.lane, t.width);
-      for (int i = 0; i < t.width; ++i) rows.lane[i] = numerics::mul(rows.lane[i], unit);
-    }
-    const int e = rows.v_exponent[j];
-    const float f0 = numerics::mul(numerics::mul(numerics::pow2(e >> 1), rows.v_factor), rows.v_scale[j]),
-                f1 = numerics::pow2(e - (e >> 1));
+    detail::p_of_ds(s, j, t, b);
+    const auto [f0, f1] = detail::v_factors(rows, j);
     float* ds = b.ds + j * kTile;
     for (int i = 0; i < t.width; ++i) ds[i] = numerics::mul(rows.lane[i], numerics::fma(numerics::mul(ds[i], f0), f1, -rows.d[i]));
     mask_lanes(ds, rows.first[j], rows.last[j], t.width);
+  }
+}
+
+/// d[i] += the sum of P dP' and mass[i] += that of P over the tile's keys that row i sees, with the numbers that dS takes.
+static void add_row_sums(const BackwardCall& call, const TileShape& t, const Buffers& b, float* d, float* mass) {
+  TileRows& rows = *b.rows;
+  detail::scores_and_d_p(call, t, b);
+  alignas(64) float d_of_tile[kTile] = {}, mass_of_tile[kTile] = {};
+  for (int j = 0; j < t.keys; ++j) {
+    detail::p_of_ds(*call.settings, j, t, b);
+    const auto [f0, f1] = detail::v_factors(rows, j);
+    const float* d_p = b.ds + j * kTile;
+    for (int i = rows.first[j]; i < rows.last[j]; ++i) {
+      d_of_tile[i] = numerics::fma(rows.lane[i], numerics::mul(numerics::mul(d_p[i], f0), f1), d_of_tile[i]);
+      mass_of_tile[i] = numerics::add(mass_of_tile[i], rows.lane[i]);
+    }
+  }
+  for (int i = 0; i < t.width; ++i) {
+    d[i] = numerics::add(d[i], d_of_tile[i]);
+    mass[i] = numerics::add(mass[i], mass_of_tile[i]);
   }
 }
 
