@@ -10,9 +10,6 @@ Options after the recipe, each a mistake that training should show:
     emulated:mxfp8+backward_reference=integer    ... from the nearest whole row reference above m
     emulated:mxfp8+gradient_p=codes              dS takes P as it was rounded for the product with V
     emulated:mxfp8+ds=constant8                  dS is multiplied by 2^8 whatever its size, and rounded to E4M3; or constant12, constant16
-
-and one that may mend what training has shown:
-    emulated:nvfp4-full+d=row_sum                D is the sum of P * dP over a row, from the very numbers that dS takes, not dO * O
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ from registry import Attention, register
 from emulation_graph import Layer, Layers
 from emulation_numbers import LEAST, TILE, Operand, Place, Reference, Tiles, exp2, exponent, fma, in_blocks, pow2, quantise, rotate, rotate_back, rounded, scaled
 
-MISTAKES = {"d": ("row_sum",), "backward_exp2": ("mitchell", "schraudolph"), "backward_reference": ("integer",), "gradient_p": ("codes",), "ds": ("constant8", "constant12", "constant16")}
+MISTAKES = {"backward_exp2": ("mitchell", "schraudolph"), "backward_reference": ("integer",), "gradient_p": ("codes",), "ds": ("constant8", "constant12", "constant16")}
 
 
 @dataclass
@@ -284,18 +281,27 @@ class Gradients:
     d_v: Tensor
 
 
-def _products(saved: Saved, sums: Gradients, at: Tensor, back: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
-    """P from unrounded scores and dP, which dS is made of."""
-    y, rho = _scores(saved.q, saved.k, at, back, s)
+def _p_of_ds(y: Tensor, rho: Tensor, m: Tensor, kind: str, s: Settings) -> Tensor:
+    """The P that dS takes, masked pairs too."""
+    b = s.code_exponent
+    if s.recipe["gradient_p"] == "codes":
+        return rounded(exp2(fma(y, rho, b - m), kind), s.recipe["p"]["first"]["element"]) * 2.0 ** -b
+    return exp2(fma(y, rho, -m), kind)
+
+
+def _d_p(saved: Saved, sums: Gradients, at: Tensor, back: Tensor, less: Tensor) -> Tensor:
+    """dP' - less."""
     e = saved.v2.exponent[back][:, :, None, :]
-    return exp2(fma(y, rho, -sums.m[at]), s.kind), scaled(sums.g.values[at] @ saved.v2.values[back].transpose(-1, -2), e)
+    low = e.bitwise_right_shift(1)
+    return fma(sums.g.values[at] @ saved.v2.values[back].transpose(-1, -2) * pow2(low), pow2(e - low), -less)
 
 
 def _row_sum_tile(saved: Saved, sums: Gradients, mass: Tensor, at: Tensor, back: Tensor, inside: Tensor, place: Place, s: Settings) -> None:
-    """Adds the tile's sums of P * dP to sums.d and of P to mass."""
-    p, dp = _products(saved, sums, at, back, s)
+    """Adds the tile's sums of P * dP' to sums.d and of P to mass, with the numbers that dS takes."""
+    y, rho = _scores(saved.q, saved.k, at, back, s)
+    p = _p_of_ds(y, rho, sums.m[at], s.mistakes.get("backward_exp2", s.kind), s)
     p = torch.where(inside[:, None, :, None] & (_diagonal(p.device) if place.first else True), p, 0)
-    sums.d[at] += (p * dp).sum(-1, keepdim=True)
+    sums.d[at] += (p * _d_p(saved, sums, at, back, torch.zeros_like(p))).sum(-1, keepdim=True)
     mass[at] += p.sum(-1, keepdim=True)
 
 
@@ -309,14 +315,7 @@ def _backward_tile(saved: Saved, sums: Gradients, at: Tensor, back: Tensor, insi
     m, own = sums.m[at], sums.g2.exponent[at]
     y, rho = _scores(saved.q, saved.k, at, back, s)
     seen = inside[:, None, :, None] & (_diagonal(y.device) if place.first else True)
-    if recipe["gradient_p"] == "codes":
-        p = rounded(exp2(fma(y, rho, b - m), kind), recipe["p"]["first"]["element"]) * 2.0 ** -b
-    else:
-        p = exp2(fma(y, rho, -m), kind)
-    e = saved.v2.exponent[back][:, :, None, :]
-    low = e.bitwise_right_shift(1)
-    dp = sums.g.values[at] @ saved.v2.values[back].transpose(-1, -2)
-    ds = torch.where(seen, p * fma(dp * pow2(low), pow2(e - low), -sums.d[at]), 0)
+    ds = torch.where(seen, _p_of_ds(y, rho, m, kind, s) * _d_p(saved, sums, at, back, sums.d[at]), 0)
 
     # dV
     if p_form["group"]["kind"] == "blocks":
@@ -367,7 +366,7 @@ def backward(d_out: Tensor, saved: Saved, tiles: Tiles, s: Settings, seen_by: Ro
         m = torch.ceil(m)
     pre_scale = _pre_scale(g, saved, tiles) if recipe["accumulation"]["dq_f16"] else None
     sums = Gradients(g, g2, d, m[..., None], pre_scale, *(torch.zeros_like(d_out) for _ in range(3)))
-    if s.mistakes.get("d"):
+    if recipe.get("gradient_d") == "scores":
         mass, sum_rows = torch.zeros_like(d), _compiled(_row_sum_tile, d_out.device)
         sums.d.zero_()
         for step, at in enumerate(tiles.steps):
