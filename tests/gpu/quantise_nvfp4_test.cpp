@@ -21,44 +21,30 @@ struct Case {
   bool codes = true;  // E4M3, and NVFP4's own
 };
 
-struct OnDevice {
+QuantiseParams params_of(const Case& c) {
+  QuantiseParams p;
+  p.input.dtype = c.dtype;
+  p.heads = c.heads;
+  p.head_dim = c.dim;
+  p.rotate = true;
+  p.group = c.group;
+  p.prefix = c.prefix;
+  return p;
+}
+
+struct OnDevice : DeviceOperand {
   OnDevice(const Case& c, const Packing& packing, const std::vector<std::uint16_t>& data)
-      : shape{packing.tokens, packing.documents(), {}, 128, 0, 64},
-        lengths(std::span<const std::int32_t>(packing.cu_seqlens)),
-        schedule_memory(static_cast<std::int64_t>(schedule::gpu::workspace_bytes(shape))),
-        slots(sm90::slot_capacity(packing.tokens, packing.documents())),
-        input(std::span<const std::uint16_t>(data)),
-        transposed(c.heads * slots * c.dim),
-        exponents(c.heads * slots),
+      : DeviceOperand(params_of(c), packing, data),
+        rows(c.heads * slots * c.dim),
         halves(c.heads * slots * c.dim),
         nvfp4_exponents(c.heads * slots),
         codes(c.heads * slots * c.dim / 2),
-        scales(c.heads * slots * c.dim / 16),
-        scratch(scratch_words(c, slots)) {
-    const schedule::gpu::View v = schedule::gpu::view(shape, schedule_memory.get());
-    params.input = {input.get(), c.dtype, 0, 0};
-    params.heads = c.heads;
-    params.head_dim = c.dim;
-    params.rotate = true;
-    params.group = c.group;
-    params.prefix = c.prefix;
-    params.transposed = c.codes ? transposed.get() : nullptr;
-    params.exponents = exponents.get();
+        scales(c.heads * slots * c.dim / 16) {
+    params.rows = c.codes ? rows.get() : nullptr;
     params.nvfp4 = {halves.get(), nvfp4_exponents.get(), c.codes ? codes.get() : nullptr, c.codes ? scales.get() : nullptr};
-    params.slots = slots;
-    params.blocks = v.blocks;
-    params.block_capacity = v.block_capacity;
-    params.scratch = scratch.get();
-  }
-  static std::int64_t scratch_words(const Case& c, std::int64_t slots) {
-    QuantiseParams p;
-    p.heads = c.heads;
-    p.prefix = c.prefix;
-    p.slots = slots;
-    return static_cast<std::int64_t>(quantize::gpu::scratch_bytes(p) / sizeof(std::uint32_t) + 1);
   }
   Status run() {
-    if (Status status = schedule::gpu::launch(shape, lengths.get(), schedule_memory.get(), nullptr); !status.ok()) return status;
+    if (Status status = schedule(nullptr); !status.ok()) return status;
     if (Status status = quantize::gpu::launch_quantise(params, nullptr); !status.ok()) return status;
     cuda_ok(cudaDeviceSynchronize());
     return {};
@@ -72,22 +58,15 @@ struct OnDevice {
     p.operands[1] = {codes.get(), scales.get(), made.get(), c.heads};
     p.head_dim = c.dim;
     p.slots = slots;
-    p.used_slots = &schedule::gpu::view(shape, schedule_memory.get()).totals->slots;
+    p.used_slots = &view.totals->slots;
     const Status status = quantize::gpu::launch_expand_nvfp4(p, nullptr);
     EXPECT_TRUE(status.ok()) << status.message();
     cuda_ok(cudaDeviceSynchronize());
     return made.download();
   }
-  schedule::gpu::Shape shape;
-  DeviceBuffer<std::int32_t> lengths;
-  DeviceBuffer<char> schedule_memory;
-  std::int64_t slots;
-  DeviceBuffer<std::uint16_t> input;
-  DeviceBuffer<std::uint8_t> transposed, exponents;
+  DeviceBuffer<std::uint8_t> rows;
   DeviceBuffer<std::uint16_t> halves;
   DeviceBuffer<std::uint8_t> nvfp4_exponents, codes, scales;
-  DeviceBuffer<std::uint32_t> scratch;
-  QuantiseParams params;
 };
 
 /// Counted over the used slots.
@@ -167,7 +146,7 @@ void check(const Case& c, const Packing& packing, Random& random) {
   OnDevice plain(c, packing, data);
   plain.params.nvfp4 = {};
   ASSERT_TRUE(plain.run().ok());
-  EXPECT_EQ(first_difference(device.transposed.download(), plain.transposed.download()), -1);
+  EXPECT_EQ(first_difference(device.rows.download(), plain.rows.download()), -1);
   EXPECT_EQ(first_difference(device.exponents.download(), plain.exponents.download()), -1);
 
   if (packing.tokens < 60) return;
@@ -209,6 +188,7 @@ TEST_F(QuantiseNvfp4, RefusesWhatItCannotDo) {
   };
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.rotate = false; }));
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.group = Group::tensor; }));
+  EXPECT_TRUE(refused([](QuantiseParams& p) { p.transposed = p.rows, p.rows = nullptr; }));
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.nvfp4.exponents = nullptr; }));
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.nvfp4.scales = nullptr; }));
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.nvfp4.halves += 1; }));

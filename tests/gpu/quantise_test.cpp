@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The GPU quantiser against the host's: every byte of codes, exponents and prefix maxima, pads and tail included; and the values that are
 // made of codes and exponents again.
+#include <memory>
+
 #include "quantize/cuda/dequantise.hpp"
 #include "support/operand.hpp"
 
@@ -21,76 +23,54 @@ struct Case {
   Prefix prefix = Prefix::none;
   sm90::TokenOrder order = sm90::TokenOrder::pi;
   bool rows = true, transposed = true;
-  bool values() const { return rows; }  // they are made of the rows
-  bool fused = false;                   // the tensor is the middle third of a [tokens][3 * heads][dim] one
+  bool values_wanted = true;
+  bool values() const { return rows && values_wanted; }  // they are made of the rows
+  bool fused = false;                                    // the tensor is the middle third of a [tokens][3 * heads][dim] one
   bool wild = true;
 };
 
+std::int64_t first_of(const Case& c) { return c.fused ? c.heads * c.dim : 0; }
+
+QuantiseParams params_of(const Case& c) {
+  QuantiseParams p;
+  p.input.dtype = c.dtype;
+  if (c.fused) p.input.token_stride = 3 * c.heads * c.dim, p.input.head_stride = c.dim;
+  p.heads = c.heads;
+  p.head_dim = c.dim;
+  p.rotate = c.rotate;
+  p.group = c.group;
+  p.prefix = c.prefix;
+  p.order = c.order;
+  return p;
+}
+
 /// Schedule, input and outputs of one case on the device.
-struct OnDevice {
+struct OnDevice : DeviceOperand {
   OnDevice(const Case& c, const Packing& packing, const std::vector<std::uint16_t>& data)
-      : shape{packing.tokens, packing.documents(), {}, 128, 0, 64},
-        lengths(std::span<const std::int32_t>(packing.cu_seqlens)),
-        schedule_memory(static_cast<std::int64_t>(schedule::gpu::workspace_bytes(shape))),
-        slots(sm90::slot_capacity(packing.tokens, packing.documents())),
-        input(std::span<const std::uint16_t>(data)),
+      : DeviceOperand(params_of(c), packing, data, first_of(c)),
         rows(c.heads * slots * c.dim),
         rows16(c.heads * slots * c.dim),
         transposed(c.heads * slots * c.dim),
-        exponents(c.heads * slots),
         prefix(c.heads * slots),
-        scratch(scratch_words(c, slots)) {
-    const schedule::gpu::View v = schedule::gpu::view(shape, schedule_memory.get());
-    params.input = tensor_of(c, input.get());
-    params.heads = c.heads;
-    params.head_dim = c.dim;
-    params.rotate = c.rotate;
-    params.group = c.group;
-    params.prefix = c.prefix;
+        wanted(c.values()) {
     params.rows = c.rows ? rows.get() : nullptr;
     params.transposed = c.transposed ? transposed.get() : nullptr;
-    params.order = c.order;
-    params.exponents = exponents.get();
     params.prefix_exponents = c.prefix == Prefix::none ? nullptr : prefix.get();
-    params.slots = slots;
-    params.blocks = v.blocks;
-    params.block_capacity = v.block_capacity;
-    params.scratch = scratch.get();
     // both operands of a launch: the first head, and the others
     values.operands[0] = {rows.get(), exponents.get(), rows16.get(), 1};
     values.operands[1] = {rows.get() + slots * c.dim, exponents.get() + slots, rows16.get() + slots * c.dim, c.heads - 1};
     values.head_dim = c.dim;
     values.slots = slots;
-    values.used_slots = &v.totals->slots;
-    wanted = c.values();
-  }
-  static std::int64_t scratch_words(const Case& c, std::int64_t slots) {
-    QuantiseParams p;
-    p.heads = c.heads;
-    p.group = c.group;
-    p.prefix = c.prefix;
-    p.slots = slots;
-    return static_cast<std::int64_t>(quantize::gpu::scratch_bytes(p) / sizeof(std::uint32_t) + 1);
-  }
-  static TensorView tensor_of(const Case& c, const std::uint16_t* data) {
-    if (!c.fused) return {data, c.dtype, 0, 0};
-    return {data + c.heads * c.dim, c.dtype, 3 * c.heads * c.dim, c.dim};
+    values.used_slots = &view.totals->slots;
   }
   Status enqueue(cudaStream_t stream) {
-    if (Status status = schedule::gpu::launch(shape, lengths.get(), schedule_memory.get(), stream); !status.ok()) return status;
+    if (Status status = schedule(stream); !status.ok()) return status;
     if (Status status = quantize::gpu::launch_quantise(params, stream); !status.ok()) return status;
     return wanted ? quantize::gpu::launch_dequantise(values, stream) : Status();
   }
-  schedule::gpu::Shape shape;
-  DeviceBuffer<std::int32_t> lengths;
-  DeviceBuffer<char> schedule_memory;
-  std::int64_t slots;
-  DeviceBuffer<std::uint16_t> input;
   DeviceBuffer<std::uint8_t> rows;
   DeviceBuffer<std::uint16_t> rows16;
-  DeviceBuffer<std::uint8_t> transposed, exponents, prefix;
-  DeviceBuffer<std::uint32_t> scratch;
-  QuantiseParams params;
+  DeviceBuffer<std::uint8_t> transposed, prefix;
   quantize::gpu::DequantiseParams values;
   bool wanted;
 };
@@ -99,7 +79,8 @@ DeviceImage expected(const Case& c, const Packing& packing, const std::vector<st
   schedule::Documents documents;
   EXPECT_TRUE(schedule::Documents::create(packing.cu_seqlens, packing.tokens, &documents).ok());
   quantize::QuantiseInput input;
-  input.tensor = OnDevice::tensor_of(c, data.data());
+  input.tensor = params_of(c).input;
+  input.tensor.data = data.data() + first_of(c);
   input.heads = c.heads;
   input.dim = c.dim;
   input.rotate = c.rotate;
@@ -181,6 +162,52 @@ TEST_F(Quantise, FuzzedPackings) {
     c.wild = below(random, 2);
     compare(c, random_packing(random, 1200, 10), random);
   }
+}
+
+/// Q, K and V of one call: every operand as if it were alone, whatever the others are.
+TEST_F(Quantise, OperandsOfOneCall) {
+  Random random(14);
+  std::vector<std::int32_t> many(300, 100);  // more units than all warps begin with, and a block table that is not full
+  many.resize(500, 0);
+  const Packing packings[] = {pack({100, 0, 32, 1, 17, 16, 333, 64}, 9), pack({5000, 40, 1, 700, 2500}, 3), pack(many, 5),
+                              pack({})};
+  for (const Packing& packing : packings)
+    for (const int dim : {64, 128})
+      for (const Group group : {Group::token, Group::block, Group::tensor})
+        for (const Prefix prefix : {Prefix::none, Prefix::record, Prefix::sticky}) {
+          if (group == Group::tensor && prefix != Prefix::none) continue;
+          if (packing.documents() == 500 && (dim != 64 || group != Group::token || prefix == Prefix::record))
+            continue;  // slow on the host
+          Case cases[3] = {{DType::bf16, 4, dim, true, group, Prefix::none},
+                           {DType::bf16, 2, dim, true, group, prefix},
+                           {DType::bf16, 2, dim, false, group, prefix}};
+          cases[0].transposed = cases[1].transposed = below(random, 2);
+          cases[2].rows = below(random, 2);
+          for (Case& c : cases) c.fused = below(random, 2);
+          std::vector<std::vector<std::uint16_t>> data;
+          std::vector<std::unique_ptr<OnDevice>> setups;
+          QuantiseParams operands[3];
+          for (int i = 0; i < 3; ++i) {
+            data.push_back(random_input(random, cases[i], packing));
+            setups.push_back(std::make_unique<OnDevice>(cases[i], packing, data.back()));
+            operands[i] = setups.back()->params;
+            operands[i].blocks = operands[0].blocks;
+          }
+          DeviceBuffer<std::uint32_t> scratch(static_cast<std::int64_t>(quantize::gpu::scratch_bytes(operands) / 4 + 1));
+          scratch.poison();
+          for (QuantiseParams& p : operands) p.scratch = scratch.get();
+          ASSERT_TRUE(setups[0]->schedule(nullptr).ok());
+          const Status status = quantize::gpu::launch_quantise(operands, nullptr);
+          ASSERT_TRUE(status.ok()) << status.message();
+          cuda_ok(cudaDeviceSynchronize());
+          for (int i = 0; i < 3; ++i) {
+            SCOPED_TRACE(testing::Message() << "operand " << i << ", dim " << dim << ", group " << static_cast<int>(group)
+                                            << ", prefix " << static_cast<int>(prefix) << ", " << packing.tokens << " tokens");
+            cases[i].values_wanted = false;
+            expect_image(cases[i], *setups[static_cast<std::size_t>(i)],
+                         expected(cases[i], packing, data[static_cast<std::size_t>(i)], setups[0]->slots));
+          }
+        }
 }
 
 TEST_F(Quantise, LongDocuments) {  // prefix maxima over many tiles
@@ -307,6 +334,12 @@ TEST_F(Quantise, RefusesWhatItCannotDo) {
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.exponents = nullptr; }));
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.group = Group::tensor, p.prefix = Prefix::sticky; }));
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.prefix = Prefix::sticky, p.scratch = nullptr; }));
+  QuantiseParams four[4] = {setup.params, setup.params, setup.params, setup.params};
+  EXPECT_TRUE(quantize::gpu::launch_quantise(std::span(four, 3), nullptr).ok());
+  EXPECT_FALSE(quantize::gpu::launch_quantise(four, nullptr).ok());
+  EXPECT_FALSE(quantize::gpu::launch_quantise(std::span(four, 0), nullptr).ok());
+  four[1].input.dtype = DType::f16;
+  EXPECT_FALSE(quantize::gpu::launch_quantise(std::span(four, 2), nullptr).ok());
   EXPECT_FALSE(refused([](QuantiseParams&) {}));
   const auto values_refused = [&](auto change) {
     quantize::gpu::DequantiseParams p = setup.values;

@@ -20,6 +20,7 @@
 #include "quantize/cuda/dequantise.hpp"
 #include "quantize/cuda/expand_nvfp4.hpp"
 #include "quantize/cuda/gradient.hpp"
+#include "quantize/cuda/int8.hpp"
 #include "quantize/cuda/quantise.hpp"
 #include "schedule/cuda/clear.hpp"
 
@@ -128,32 +129,36 @@ struct Buffers {
   std::uint32_t* scratch;
 };
 
-Buffers make_buffers(std::int64_t tokens, std::int64_t documents) {
-  Buffers b{};
-  b.elements = tokens * kHeads * kDim;
-  b.slots = sm90::slot_capacity(tokens, documents);
+/// What the quantiser writes of one operand.
+void allocate_outputs(Buffers& b) {
   const std::int64_t codes = b.slots * kHeads * kDim, bytes = b.slots * kHeads;
-  b.input = allocate<std::uint16_t>(b.elements);
-  b.other = allocate<std::uint16_t>(b.elements);
-  b.rotated = allocate<std::uint16_t>(b.elements);
-  b.growing = allocate<std::uint16_t>(b.elements);
   b.rows = allocate<std::uint8_t>(codes);
   b.transposed = allocate<std::uint8_t>(codes);
-  b.rows16 = allocate<std::uint16_t>(codes);
   b.halves = allocate<std::uint16_t>(codes);
   b.nvfp4_exponents = allocate<std::uint8_t>(bytes);
   b.nvfp4_codes = allocate<std::uint8_t>(codes / 2);
   b.nvfp4_scales = allocate<std::uint8_t>(codes / 16);
   b.exponents = allocate<std::uint8_t>(bytes);
   b.prefix = allocate<std::uint8_t>(bytes);
+}
+
+Buffers make_buffers(std::int64_t tokens, std::int64_t documents) {
+  Buffers b{};
+  b.elements = tokens * kHeads * kDim;
+  b.slots = sm90::slot_capacity(tokens, documents);
+  const std::int64_t codes = b.slots * kHeads * kDim, bytes = b.slots * kHeads;
+  allocate_outputs(b);
+  b.input = allocate<std::uint16_t>(b.elements);
+  b.other = allocate<std::uint16_t>(b.elements);
+  b.rotated = allocate<std::uint16_t>(b.elements);
+  b.growing = allocate<std::uint16_t>(b.elements);
+  b.rows16 = allocate<std::uint16_t>(codes);
   b.row_sum = allocate<float>(bytes);
   b.d_prime = allocate<float>(bytes);
   b.z = allocate<std::int16_t>(bytes);
   b.accumulator = allocate<std::uint16_t>(codes);
-  QuantiseParams scratch;
-  scratch.heads = kHeads;
-  scratch.prefix = Prefix::sticky;
-  scratch.slots = b.slots;
+  QuantiseParams scratch[3];
+  for (QuantiseParams& p : scratch) p.heads = kHeads, p.prefix = Prefix::sticky, p.slots = b.slots;
   b.scratch = allocate<std::uint32_t>(static_cast<std::int64_t>(quantize::gpu::scratch_bytes(scratch) / sizeof(std::uint32_t)));
   std::vector<std::uint16_t> random(static_cast<std::size_t>(b.elements));
   std::uint64_t state = 88172645463325252ull;
@@ -252,6 +257,34 @@ void quantiser(const Buffers& b, const Row& r, const std::string& name) {
     }
 }
 
+/// Q, K and V of one call as the backend asks for them, Q and K in rows alone; `b[i]`: the operands' outputs.
+void calls(const Buffers (&b)[3], const Row& r, const std::string& name) {
+  const auto n = static_cast<double>(b[0].elements), bytes = static_cast<double>(b[0].slots * kHeads);
+  const auto run = [&](const std::string& part, Group group, bool training, bool nvfp4) {
+    const Prefix prefix = group == Group::token ? Prefix::sticky : training ? Prefix::record : Prefix::none;
+    const Layouts scores{!nvfp4 || training, false};
+    QuantiseParams p[3] = {params_of(b[0], r, true, group, Prefix::none, scores), params_of(b[1], r, true, group, prefix, scores),
+                           params_of(b[2], r, false, group, prefix, {training, true})};
+    p[1].input.data = b[0].other;
+    for (int i = 0; i < 2 && nvfp4; ++i)
+      p[i].nvfp4 = {b[i].halves, b[i].nvfp4_exponents, training ? b[i].nvfp4_codes : nullptr,
+                    training ? b[i].nvfp4_scales : nullptr};
+    const double written = !nvfp4 ? 1 : training ? 2 + 1 + 0.5 + 1. / 16 : 2;
+    const double moved = n * (3 * 2 + 2 * written + (training ? 2 : 1)) + bytes * (prefix == Prefix::none ? 3 : 5);
+    row(name, "Q K V of one call " + part, time_ms([&] { ok(quantize::gpu::launch_quantise(p, nullptr)); }), moved);
+    row(name, "Q K V one by one " + part, time_ms([&] {
+          for (const QuantiseParams& operand : p) ok(quantize::gpu::launch_quantise(operand, nullptr));
+        }),
+        moved);
+  };
+  run("mxfp8 inference", Group::block, false, false);
+  run("mxfp8 training", Group::block, true, false);
+  run("exact inference", Group::token, false, false);
+  run("exact training", Group::token, true, false);
+  run("nvfp4-exact inference", Group::token, false, true);
+  run("nvfp4-exact training", Group::token, true, true);
+}
+
 /// Q and K as values again, in one launch.
 void values(const Buffers& b, const Row& r, const std::string& name) {
   quantize::gpu::DequantiseParams p;
@@ -287,6 +320,43 @@ void nvfp4(const Buffers& b, const Row& r, const std::string& name) {
       2. * n * (0.5 + 1. / 16 + 2));
 }
 
+/// INT8 of a training call, K less its mean.
+void int8(const Buffers& b, const Row& r, const std::string& name) {
+  const auto n = static_cast<double>(b.elements);
+  quantize::gpu::MeanParams m;
+  m.input = {b.input, DType::bf16, 0, 0};
+  m.heads = kHeads;
+  m.head_dim = kDim;
+  m.slots = b.slots;
+  m.documents = r.view.documents;
+  m.document_capacity = r.shape.documents;
+  auto* const means = reinterpret_cast<float*>(b.accumulator);
+  m.means = means;
+  row(name, "means of K int8", time_ms([&] { ok(quantize::gpu::launch_means(m, nullptr)); }), 2 * n);
+  quantize::gpu::Int8Params common;
+  common.input = m.input;
+  common.heads = common.key_heads = kHeads;
+  common.head_dim = kDim;
+  common.scales = reinterpret_cast<float*>(b.scratch);
+  common.transposed = b.transposed;
+  common.slots = b.slots;
+  common.blocks = r.view.blocks;
+  common.block_capacity = r.view.block_capacity;
+  const auto run = [&](const char* part, double bytes, const auto& change) {
+    quantize::gpu::Int8Params p = common;
+    change(p);
+    row(name, part, time_ms([&] { ok(quantize::gpu::launch_int8(p, nullptr)); }), bytes);
+  };
+  using Params = quantize::gpu::Int8Params;
+  run("Q int8 training", 4 * n, [&](Params& p) { p.rows = b.rows, p.key_means = means, p.key_mean_score = b.d_prime; });
+  run("K int8 training", 4 * n, [&](Params& p) { p.rows = b.rows, p.means = means; });
+  run("V int8 training", 5 * n, [&](Params& p) { p.rows16 = b.rows16; });
+  run("dO int8", 7 * n, [&](Params& p) {
+    p.rows16 = b.rows16, p.output = {b.other, DType::bf16, 0, 0};
+    p.row_reference = p.row_sum = b.row_sum, p.row_d = b.halves, p.row_lse = b.d_prime;
+  });
+}
+
 void unfused(const Buffers& b, const Row& r, const std::string& name) {
   const auto n = static_cast<double>(b.elements);
   const auto run = [&](const char* part, bool rotate, bool transposed, double bytes) {
@@ -315,7 +385,9 @@ int main(int argc, char** argv) try {
     tokens = std::max<std::int64_t>(tokens, w.cu_seqlens.back());
     documents = std::max<std::int64_t>(documents, static_cast<std::int64_t>(w.cu_seqlens.size()));
   }
-  Buffers b = make_buffers(tokens, documents);
+  Buffers b = make_buffers(tokens, documents), of_call[3] = {b, b, b};
+  allocate_outputs(of_call[1]);
+  allocate_outputs(of_call[2]);
   const double copied = 2.0 * static_cast<double>(b.elements) * 2;
   const auto copy = [&] {
     ok(cudaMemcpyAsync(b.rotated, b.input, static_cast<std::size_t>(b.elements) * 2, cudaMemcpyDeviceToDevice));
@@ -330,8 +402,11 @@ int main(int argc, char** argv) try {
     b.elements = std::int64_t{w.cu_seqlens.back()} * kHeads * kDim;
     b.slots = sm90::slot_capacity(r.shape.tokens, r.shape.documents);
     quantiser(b, r, w.name);
+    for (Buffers& operand : of_call) operand.elements = b.elements, operand.slots = b.slots;
+    calls(of_call, r, w.name);
     values(b, r, w.name);
     nvfp4(b, r, w.name);
+    int8(b, r, w.name);
     if (w.name != workloads[0].name) continue;
     unfused(b, r, w.name);
     bench::time_full(b.input, b.row_sum, r.shape.tokens / 128 * 128, kHeads, time_ms,

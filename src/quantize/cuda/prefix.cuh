@@ -38,11 +38,9 @@ struct PrefixScratch {
         known(reinterpret_cast<std::uint32_t*>(infos + groups)),
         summaries(reinterpret_cast<std::uint16_t*>(known + heads * groups)) {}
 
-  /// One head's kernel is enough.
-  __device__ void describe(const Unit& unit) const {
-    if (unit.head != 0 || !unit.owned || threadIdx.x % 32 != 0) return;
-    const auto in_block = static_cast<int>(unit.slot - unit.block.slot);
-    infos[unit.slot / kGroupTokens] = {unit.block.token + in_block, unit.block.position + in_block, unit.tokens, 1};
+  /// The 16 slots from `in_block` on of a token-block. One head's is enough, one thread's.
+  __device__ void describe(const schedule::gpu::TokenBlock& block, int in_block, int tokens) const {
+    infos[(block.slot + in_block) / kGroupTokens] = {block.token + in_block, block.position + in_block, tokens, 1};
   }
 
   static std::size_t cleared_bytes(std::int64_t slots, int heads) {
@@ -64,9 +62,9 @@ struct Guess {
   std::uint32_t seen = 0;  // what it held when the kernel began, or kBegins
 
   Guess() = default;
-  __device__ Guess(const PrefixScratch& scratch, const Unit& unit)
-      : word(static_cast<unsigned>(unit.head * scratch.groups) + (unit.block.slot - unit.block.position) / kGroupTokens),
-        seen(unit.block.position == 0 ? kBegins : Word(scratch.known[word]).load(cuda::std::memory_order_relaxed)) {}
+  __device__ Guess(const PrefixScratch& scratch, int head, const schedule::gpu::TokenBlock& block)
+      : word(static_cast<unsigned>(head * scratch.groups) + (block.slot - block.position) / kGroupTokens),
+        seen(block.position == 0 ? kBegins : Word(scratch.known[word]).load(cuda::std::memory_order_relaxed)) {}
 
   /// Maximum over the document's tokens before the token-block as far as it is known, and at the same time `own`, a warp's maximum,
   /// becomes known. The whole warp.
@@ -175,79 +173,6 @@ __device__ __forceinline__ std::uint32_t scan_tile(const PrefixScratch& scratch,
     if (start < 0) before = max(before, carried);
   }
   return before;
-}
-
-/// A group to be encoded again.
-struct WrongGroup {
-  std::int32_t group, token, tokens;
-};
-
-/// Its codes once more, with the exponents that stand in p.exponents by now. The whole warp.
-template <int D, class Element, bool kRotate>
-__device__ void encode_again(const QuantiseParams& p, int head, const WrongGroup& wrong, Stage<D>& stage) {
-  const Lane lane;
-  Raw<D> raw[kLaneTokens];
-  load(static_cast<const std::uint16_t*>(p.input.data) + wrong.token * p.input.token_stride + head * p.input.head_stride,
-       p.input.token_stride, wrong.tokens, lane, raw);
-  const std::int64_t at = head * p.slots + std::int64_t{kGroupTokens} * wrong.group;
-  const std::uint8_t* const bytes = p.exponents + at + lane_token(lane.k, 0);
-  const Scale scale[kLaneTokens] = {Scale(bytes[0] == numerics::kFlagged, bytes[0] - 127),
-                                    Scale(bytes[1] == numerics::kFlagged, bytes[1] - 127)};
-  [[maybe_unused]] Raw<D> signs;
-  if constexpr (kRotate) signs = load_signs<D>(lane);
-  Values<D> x[kLaneTokens];
-#pragma unroll
-  for (int i = 0; i < kLaneTokens; ++i) {
-    if constexpr (kRotate)
-      rotate_unscaled<Element>(raw[i], signs, lane, x[i]);
-    else
-      unpack<Element>(raw[i], x[i]);
-  }
-  Codes<D> codes[kLaneTokens];
-  encode(x, scale, kRotate ? numerics::rotation_norm(D) : 1.f, codes);
-  if (p.rows != nullptr) store_rows<D>(codes, lane, p.rows + at * D);
-  if (p.transposed != nullptr) store_transposed<D>(codes, p.order, lane, stage, p.transposed + at * D);
-  __syncwarp();  // the stage is free again
-}
-
-/// A warp a tile of 32 groups. Grid: heads in y; a thread block's tiles lie gridDim.x apart, because wrong guesses are neighbours and its
-/// warps share them: encoding a group again takes one warp several microseconds.
-template <int D, class Element, bool kRotate, Prefix kPrefix>
-__global__ __launch_bounds__(32 * kPrefixWarps,
-                             kPrefix == Prefix::sticky ? 2 : 4) void prefix_kernel(const __grid_constant__ QuantiseParams p) {
-  __shared__ WrongGroup wrong[kPrefix == Prefix::sticky ? kPrefixWarps * kTileGroups : 1];
-  __shared__ int wrong_groups;
-  if (threadIdx.x == 0) wrong_groups = 0;
-  ptx::wait_for_previous_grid();
-  __syncthreads();
-  const PrefixScratch scratch(p.scratch, p.slots, p.heads);
-  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32),
-            head = static_cast<int>(blockIdx.y);
-  const std::int64_t first_group = kTileGroups * (std::int64_t{gridDim.x} * warp + blockIdx.x), group = first_group + lane;
-  GroupInfo info{};
-  if (group < scratch.groups) info = scratch.infos[group];
-  if (__any_sync(kFullWarp, info.owned)) {
-    const std::int64_t at = head * p.slots + group * kGroupTokens;
-    PrefixBytes bytes(info.owned ? *reinterpret_cast<const uint4*>(p.exponents + at) : uint4{0, 0, 0, 0});
-    const std::uint32_t first = bytes.first();
-    bytes.scan(0);
-    const std::uint32_t before = scan_tile(scratch, head, first_group, info, bytes.greatest());
-    bytes.scan(before);
-    if (info.owned) {
-      if constexpr (kPrefix == Prefix::sticky) {
-        *reinterpret_cast<uint4*>(p.exponents + at) = bytes.exponents();
-        const std::uint32_t guess = scratch.summaries[head * scratch.groups + group] >> 8;
-        if (info.tokens > 0 && max(before, first) != max(guess, first))
-          wrong[atomicAdd(&wrong_groups, 1)] = {static_cast<std::int32_t>(group), info.token, info.tokens};
-      }
-      if (p.prefix_exponents != nullptr) *reinterpret_cast<uint4*>(p.prefix_exponents + at) = bytes.prefix();
-    }
-  }
-  if constexpr (kPrefix == Prefix::sticky) {
-    __shared__ Stage<D> stage[kPrefixWarps];
-    __syncthreads();
-    for (int i = warp; i < wrong_groups; i += kPrefixWarps) encode_again<D, Element, kRotate>(p, head, wrong[i], stage[warp]);
-  }
 }
 
 }  // namespace flamia::quantize::gpu

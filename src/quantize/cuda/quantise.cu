@@ -1,146 +1,135 @@
 // SPDX-License-Identifier: Apache-2.0
+// Checks, and the kernels of one call in their order: clear the scratch, [find maxima], rotated operands, the others, scan.
 #include "quantize/cuda/quantise.hpp"
 
-#include <limits>
 #include <string>
 
 #include "kernels/cuda/dense_strides.hpp"
 #include "kernels/cuda/device_status.hpp"
 #include "quantize/cuda/checks.hpp"
-#include "quantize/cuda/quantise_kernel.cuh"
+#include "quantize/cuda/operand_set.cuh"
+#include "quantize/cuda/prefix.cuh"
 
 namespace flamia::quantize::gpu {
 namespace {
 
-/// Before the kernel that quantises, which waits for it only when it asks for what is known.
+/// Before the kernels that quantise, which wait for it only when they ask for what is known.
 __global__ __launch_bounds__(256) void clear_kernel(uint4* words, std::int64_t count) {
   ptx::let_next_grid_start();
   const std::int64_t i = std::int64_t{256} * blockIdx.x + threadIdx.x;
   if (i < count) words[i] = {0, 0, 0, 0};
 }
 
-/// Group::tensor: bits of the greatest magnitude, before the norm, in *p.scratch.
-template <int D, class Element, bool kRotate>
-__global__ __launch_bounds__(kUnitThreads) void maximum_kernel(const __grid_constant__ QuantiseParams p) {
-  const Lane lane;
-  Unit unit;
-  if (!unit.find(p.blocks, p.heads, lane.warp) || unit.tokens == 0) return;  // warps do not meet
-  Raw<D> raw[kLaneTokens];
-  load_input<D>(p, unit, lane, raw);
-  [[maybe_unused]] Raw<D> signs;
-  if constexpr (kRotate) signs = load_signs<D>(lane);
-  std::uint32_t greatest = 0;
-#pragma unroll
-  for (int i = 0; i < kLaneTokens; ++i) {
-    if constexpr (kRotate) {
-      Values<D> x;
-      rotate_unscaled<Element>(raw[i], signs, lane, x);
-      greatest = max(greatest, magnitude(x));
-    } else {
-      greatest = max(greatest, magnitude<Element>(raw[i]));
-    }
-  }
-  raise_maximum(p.scratch, greatest);
-}
-
-template <int D, class Element, bool kRotate>
-cudaError_t enqueue(const QuantiseParams& p, unsigned units, cudaStream_t stream) {
-  if (p.group == Group::tensor) maximum_kernel<D, Element, kRotate><<<units, kUnitThreads, 0, stream>>>(p);
-  return enqueue_codes<D, Element, kRotate, false>(p, units, stream);
-}
-
-template <int D, class Element>
-cudaError_t enqueue(const QuantiseParams& p, unsigned units, cudaStream_t stream) {
-  return p.rotate ? enqueue<D, Element, true>(p, units, stream) : enqueue<D, Element, false>(p, units, stream);
-}
-
-template <int D>
-cudaError_t enqueue(const QuantiseParams& p, unsigned units, cudaStream_t stream) {
-  return p.input.dtype == DType::bf16 ? enqueue<D, __nv_bfloat16>(p, units, stream) : enqueue<D, __half>(p, units, stream);
-}
-
-template <int D, class Element, bool kRotate>
-cudaError_t enqueue_sticky(const QuantiseParams& p, dim3 grid, cudaStream_t stream) {
-  return launch_overlapped(prefix_kernel<D, Element, kRotate, Prefix::sticky>, grid, 32 * kPrefixWarps, 0, stream, p);
-}
-
-template <int D, class Element>
-cudaError_t enqueue_sticky(const QuantiseParams& p, dim3 grid, cudaStream_t stream) {
-  return p.rotate ? enqueue_sticky<D, Element, true>(p, grid, stream) : enqueue_sticky<D, Element, false>(p, grid, stream);
-}
-
-template <int D>
-cudaError_t enqueue_sticky(const QuantiseParams& p, dim3 grid, cudaStream_t stream) {
-  return p.input.dtype == DType::bf16 ? enqueue_sticky<D, __nv_bfloat16>(p, grid, stream)
-                                      : enqueue_sticky<D, __half>(p, grid, stream);
-}
-
 Status check(const QuantiseParams& p) {
   if (Status s = check_operand(p.input.dtype, p.heads, p.head_dim); !s.ok()) return s;
-  if (p.input.data == nullptr || !aligned(p.input.data, 16))
-    return Status::invalid("input data must be device memory aligned to 16 bytes");
-  if (p.input.token_stride % 8 != 0 || p.input.head_stride % 8 != 0)
-    return Status::invalid("strides " + std::to_string(p.input.token_stride) + ", " + std::to_string(p.input.head_stride) +
-                           " of the input must be multiples of 8 elements (16 bytes)");
+  if (Status s = check_rows("the quantiser's input", p.input); !s.ok()) return s;
   if (p.exponents == nullptr || !aligned(p.rows, 16) || !aligned(p.transposed, 16) || !aligned(p.exponents, 16))
     return Status::invalid("outputs of the quantiser must be device memory aligned to 16 bytes; exponents may not be null");
   if (p.group == Group::tensor && p.prefix != Prefix::none)
     return Status::invalid("a prefix maximum of exponents needs groups of tokens, not one exponent for the tensor");
   if (p.nvfp4.halves != nullptr) {
     const Nvfp4Outputs& out = p.nvfp4;
-    if (!p.rotate || p.group == Group::tensor)
-      return Status::unsupported("NVFP4 is made of rotated values, beside codes with an exponent for groups of tokens");
+    if (!p.rotate || p.group == Group::tensor || p.transposed != nullptr)
+      return Status::unsupported("NVFP4 is made of rotated values, beside rows of codes with an exponent for groups of tokens");
     if (!aligned(out.halves, 16) || out.exponents == nullptr || !aligned(out.exponents, 16) || !aligned(out.codes, 4) ||
         (out.codes == nullptr) != (out.scales == nullptr))
       return Status::invalid(
           "outputs of NVFP4 must be aligned to 16 bytes; exponents may not be null, codes and scales go together");
   }
   if (p.blocks == nullptr) return Status::invalid("the schedule is missing: blocks is null");
-  if (scratch_bytes(p) > 0 && (p.scratch == nullptr || !aligned(p.scratch, 16)))
-    return Status::invalid("scratch must be device memory of " + std::to_string(scratch_bytes(p)) + " bytes, aligned to 16");
   if (p.prefix != Prefix::none && (p.heads > kMostHeads || !aligned(p.prefix_exponents, 16)))
     return Status::unsupported("prefix maxima need prefix_exponents aligned to 16 bytes and at most " + std::to_string(kMostHeads) +
                                " heads; there are " + std::to_string(p.heads));
-  if (p.block_capacity * p.heads > std::numeric_limits<std::int32_t>::max())
-    return Status::unsupported(std::to_string(p.block_capacity) + " token-blocks of " + std::to_string(p.heads) +
-                               " heads exceed the largest grid, 2^31 - 1; split the heads");
   return {};
+}
+
+/// What the operands of one call have in common, and the scratch of all of them.
+Status check(std::span<const QuantiseParams> operands) {
+  if (operands.empty() || operands.size() > kMostOperands)
+    return Status::invalid(std::to_string(operands.size()) + " operands in one call of the quantiser; it takes 1 to " +
+                           std::to_string(kMostOperands));
+  const QuantiseParams& first = operands.front();
+  std::int64_t heads = 0;
+  for (const QuantiseParams& p : operands) {
+    if (Status s = check(p); !s.ok()) return s;
+    if (p.input.dtype != first.input.dtype || p.head_dim != first.head_dim || p.slots != first.slots || p.blocks != first.blocks ||
+        p.block_capacity != first.block_capacity || p.scratch != first.scratch)
+      return Status::invalid("operands of one call must agree in dtype, head_dim, schedule and scratch");
+    heads += p.heads;
+  }
+  if (first.scratch == nullptr || !aligned(first.scratch, 16))
+    return Status::invalid("scratch must be device memory of " + std::to_string(scratch_bytes(operands)) + " bytes, aligned to 16");
+  return check_grid(first.block_capacity * heads);
+}
+
+/// First in the scratch: a counter for each of the launches.
+constexpr std::size_t kCounterBytes = 32;
+
+/// Of one operand; multiples of 16 bytes.
+std::size_t scratch_of(const QuantiseParams& p) {
+  if (p.group == Group::tensor) return sizeof(uint4);
+  return p.prefix == Prefix::none ? 0 : PrefixScratch::bytes(p.slots, p.heads);
+}
+
+/// Operands that one kernel takes.
+template <class Takes>
+OperandSet select(std::span<const QuantiseParams> operands, Takes takes) {
+  OperandSet set;
+  for (const QuantiseParams& p : operands)
+    if (takes(p)) set.add(p);
+  return set;
 }
 
 }  // namespace
 
-cudaError_t enqueue_clear(const QuantiseParams& p, cudaStream_t stream) {
-  const auto words = static_cast<std::int64_t>(PrefixScratch::cleared_bytes(p.slots, p.heads) / sizeof(uint4));
-  clear_kernel<<<static_cast<unsigned>((words + 255) / 256), 256, 0, stream>>>(reinterpret_cast<uint4*>(p.scratch), words);
-  return cudaSuccess;  // what follows reports an error of the launch
+std::size_t scratch_bytes(std::span<const QuantiseParams> operands) {
+  std::size_t bytes = kCounterBytes;
+  for (const QuantiseParams& p : operands) bytes += scratch_of(p);
+  return bytes;
 }
 
-cudaError_t enqueue_prefix(const QuantiseParams& p, cudaStream_t stream) {
-  constexpr std::int64_t kSlots = kGroupTokens * kTileGroups * kPrefixWarps;  // of a thread block
-  const dim3 grid(static_cast<unsigned>((p.slots + kSlots - 1) / kSlots), static_cast<unsigned>(p.heads));
-  if (p.prefix == Prefix::record)  // a scan of bytes: which operand they belong to does not matter
-    return launch_overlapped(prefix_kernel<64, __nv_bfloat16, false, Prefix::record>, grid, 32 * kPrefixWarps, 0, stream, p);
-  return p.head_dim == 128 ? enqueue_sticky<128>(p, grid, stream) : enqueue_sticky<64>(p, grid, stream);
-}
-
-std::size_t scratch_bytes(const QuantiseParams& p) {
-  if (p.group == Group::tensor) return sizeof(std::uint32_t);
-  return p.prefix == Prefix::none ? 0 : PrefixScratch::bytes(p.slots, p.heads);
-}
-
-Status launch_quantise(const QuantiseParams& params, cudaStream_t stream) {
-  QuantiseParams p = params;
-  fill_dense_strides(p.input, p.heads, p.head_dim);
-  if (Status status = check(p); !status.ok()) return status;
-  cudaError_t error = cudaSuccess;
-  if (p.group == Group::tensor) error = cudaMemsetAsync(p.scratch, 0, sizeof(std::uint32_t), stream);
-  if (error == cudaSuccess) {
-    const auto units = static_cast<unsigned>(p.block_capacity * p.heads);
-    error = p.nvfp4.halves != nullptr ? enqueue_nvfp4(p, units, stream)
-            : p.head_dim == 128       ? enqueue<128>(p, units, stream)
-                                      : enqueue<64>(p, units, stream);
+Status launch_quantise(std::span<const QuantiseParams> operands, cudaStream_t stream) {
+  if (Status status = check(operands); !status.ok()) return status;
+  QuantiseParams filled[kMostOperands];
+  std::size_t at = kCounterBytes;
+  for (std::size_t i = 0; i < operands.size(); ++i) {
+    filled[i] = operands[i];
+    fill_dense_strides(filled[i].input, filled[i].heads, filled[i].head_dim);
+    filled[i].scratch = operands[i].scratch + at / sizeof(std::uint32_t);
+    at += scratch_of(operands[i]);
   }
-  return device_status(error, "quantise");
+  const std::span<const QuantiseParams> all(filled, operands.size());
+  Chain chain(stream);
+  const auto words = static_cast<std::int64_t>(at / sizeof(uint4));
+  chain.launch(clear_kernel, dim3(static_cast<unsigned>((words + 255) / 256)), 256, reinterpret_cast<uint4*>(operands[0].scratch),
+               words);
+  std::uint32_t* counter = operands[0].scratch;
+  struct Step {
+    OperandSet set;
+    void (*enqueue)(const OperandSet&, Chain&);
+  } steps[7];
+  int count = 0;
+  const auto add = [&](const OperandSet& set, auto enqueue) {
+    if (set.count > 0) steps[count++] = {set, enqueue};
+  };
+  for (const bool find_maximum : {true, false}) {
+    const auto kernel = [&](auto takes, auto enqueue) {
+      OperandSet set =
+          select(all, [&](const QuantiseParams& p) { return takes(p) && (!find_maximum || p.group == Group::tensor); });
+      set.find_maximum = find_maximum;
+      set.claimed = counter++;
+      add(set, enqueue);
+    };
+    kernel([](const QuantiseParams& p) { return p.rotate && p.nvfp4.halves != nullptr; }, enqueue_nvfp4);
+    kernel([](const QuantiseParams& p) { return p.rotate && p.nvfp4.halves == nullptr; }, enqueue_rotated);
+    kernel([](const QuantiseParams& p) { return !p.rotate; }, enqueue_plain);
+  }
+  add(select(all, [](const QuantiseParams& p) { return p.prefix != Prefix::none; }), enqueue_prefix);
+  for (int i = 0; i < count; ++i) {
+    steps[i].set.followed = i + 1 < count;
+    steps[i].enqueue(steps[i].set, chain);
+  }
+  return device_status(chain.error(), "quantise");
 }
 
 }  // namespace flamia::quantize::gpu

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "flamia/status.hpp"
 #include "flamia/types.hpp"
@@ -53,7 +54,7 @@ struct QuantiseParams {
   std::uint8_t* prefix_exponents =
       nullptr;  // [heads][slots]: greatest byte up to this token, flagged ones left out; null: not wanted
 
-  Nvfp4Outputs nvfp4;  // of rotated values only
+  Nvfp4Outputs nvfp4;  // of rotated values only, and not beside `transposed`
 
   std::int64_t slots = 0;  // sm90::slot_capacity
   const schedule::gpu::TokenBlock* blocks = nullptr;
@@ -61,10 +62,15 @@ struct QuantiseParams {
   std::uint32_t* scratch = nullptr;  // scratch_bytes, any contents
 };
 
-/// Device memory that one launch needs beside its results; 0 for most. May be shared by launches that follow each other.
-std::size_t scratch_bytes(const QuantiseParams& params);
+inline constexpr std::size_t kMostOperands = 3;
 
-/// Errors name the argument. Enqueues kernels (and the clearing of `scratch`) only: can be captured.
-Status launch_quantise(const QuantiseParams& params, cudaStream_t stream);
+/// Device memory that one call needs beside its results; 0 for most. May be shared by calls that follow each other.
+std::size_t scratch_bytes(std::span<const QuantiseParams> operands);
+inline std::size_t scratch_bytes(const QuantiseParams& params) { return scratch_bytes({&params, 1}); }
+
+/// Up to three operands of one call, which agree in dtype, head_dim, schedule and scratch. Errors name the argument. Enqueues kernels (and the
+/// clearing of `scratch`) only: can be captured. All at once costs fewer launches than one after another.
+Status launch_quantise(std::span<const QuantiseParams> operands, cudaStream_t stream);
+inline Status launch_quantise(const QuantiseParams& params, cudaStream_t stream) { return launch_quantise({&params, 1}, stream); }
 
 }  // namespace flamia::quantize::gpu

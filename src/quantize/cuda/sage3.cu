@@ -8,7 +8,6 @@
 #include "quantize/cuda/block_scale.cuh"
 #include "quantize/cuda/checks.hpp"
 #include "quantize/cuda/means.hpp"
-#include "quantize/cuda/nvfp4.cuh"
 #include "quantize/cuda/tile.cuh"
 
 namespace flamia::quantize::gpu {
@@ -56,13 +55,36 @@ __device__ __forceinline__ void load_values(const TensorView& input, const Tile&
   }
 }
 
+/// FP16 values of one token's octet of channels.
+struct HalfOctet {
+  std::uint32_t half[4];
+};
+
+/// Both tokens of one octet in the `rows_f16` layout: they are neighbours of 16 bytes, so lanes j and j ^ 1 trade and each pair writes 32
+/// consecutive bytes at once. `group` points at the 16 slots.
+template <int D>
+__device__ __forceinline__ void store_halves(const HalfOctet (&octet)[kLaneTokens], int index, const Lane& lane,
+                                             std::uint16_t* group) {
+  const bool odd = lane.j % 2 != 0;
+  std::uint32_t mine[4], other[4];
+#pragma unroll
+  for (int p = 0; p < 4; ++p) {
+    mine[p] = odd ? octet[1].half[p] : octet[0].half[p];
+    other[p] = __shfl_xor_sync(kFullWarp, odd ? octet[0].half[p] : octet[1].half[p], 1);
+  }
+  const uint4 own{mine[0], mine[1], mine[2], mine[3]}, got{other[0], other[1], other[2], other[3]};
+  auto* const slot = reinterpret_cast<uint4*>(group + lane.k / 4 * 8 * D) + lane_token(lane.k, odd) % 8;
+  slot[index / 2 * 2 * 8] = odd ? got : own;        // the even lane's octet
+  slot[(index / 2 * 2 + 1) * 8] = odd ? own : got;  // the odd lane's
+}
+
 /// NVFP4 values of the lane's octet of channels; its neighbour has the other half of the block.
-__device__ __forceinline__ Nvfp4Octet round_octet(const float (&x)[8]) {
+__device__ __forceinline__ HalfOctet round_octet(const float (&x)[8]) {
   float amax = 0.f;
 #pragma unroll
   for (int c = 0; c < 8; ++c) amax = fmaxf(amax, fabsf(x[c]));
   const BlockScale scale = block_scale(fmaxf(amax, __shfl_xor_sync(kFullWarp, amax, 1)), 6.f, 1.f / 6.f, 1.f);
-  Nvfp4Octet octet{};
+  HalfOctet octet{};
 #pragma unroll
   for (int p = 0; p < 4; ++p)
     octet.half[p] = ptx::pack_f16x2(copysignf(numerics::mul(scale.magnitude(x[2 * p]), scale.value), x[2 * p]),
@@ -87,7 +109,7 @@ __device__ __forceinline__ void store_smoothed(Values<D> (&x)[kLaneTokens], cons
   }
 #pragma unroll 1
   for (int m = 0; m < Values<D>::kOctets; ++m) {
-    Nvfp4Octet octet[kLaneTokens];
+    HalfOctet octet[kLaneTokens];
 #pragma unroll
     for (int o = 0; o < Values<D>::kOctets; ++o)
       if (o == m) octet[0] = round_octet(x[0].octet[o]), octet[1] = round_octet(x[1].octet[o]);

@@ -9,6 +9,7 @@
 #include "numerics/format.hpp"
 #include "quantize/cuda/quantise.hpp"
 #include "quantize/quantize.hpp"
+#include "schedule/cuda/schedule.hpp"
 #include "schedule/documents.hpp"
 #include "support/device.hpp"
 #include "support/packing.hpp"
@@ -42,6 +43,44 @@ inline std::vector<std::uint16_t> random_tensor(Random& random, DType dtype, std
   }
   return data;
 }
+
+/// Schedule, input and scratch of one operand on the device; what it writes is the test's.
+struct DeviceOperand {
+  /// `form`: heads, head_dim, rotate, group, prefix, order, and the input's type and strides; the input begins at data[first].
+  DeviceOperand(const quantize::gpu::QuantiseParams& form, const Packing& packing, const std::vector<std::uint16_t>& data,
+                std::int64_t first = 0)
+      : shape{packing.tokens, packing.documents(), {}, 128, 0, 64},
+        lengths(std::span<const std::int32_t>(packing.cu_seqlens)),
+        schedule_memory(static_cast<std::int64_t>(schedule::gpu::workspace_bytes(shape))),
+        slots(sm90::slot_capacity(packing.tokens, packing.documents())),
+        input(std::span<const std::uint16_t>(data)),
+        exponents(form.heads * slots),
+        scratch(scratch_words(form, slots)),
+        view(schedule::gpu::view(shape, schedule_memory.get())),
+        params(form) {
+    params.input.data = input.get() + first;
+    params.exponents = exponents.get();
+    params.slots = slots;
+    params.blocks = view.blocks;
+    params.block_capacity = view.block_capacity;
+    params.scratch = scratch.get();
+  }
+  static std::int64_t scratch_words(quantize::gpu::QuantiseParams form, std::int64_t slots) {
+    form.slots = slots;
+    return static_cast<std::int64_t>(quantize::gpu::scratch_bytes(form) / sizeof(std::uint32_t) + 1);
+  }
+  Status schedule(cudaStream_t stream) { return schedule::gpu::launch(shape, lengths.get(), schedule_memory.get(), stream); }
+
+  schedule::gpu::Shape shape;
+  DeviceBuffer<std::int32_t> lengths;
+  DeviceBuffer<char> schedule_memory;
+  std::int64_t slots;
+  DeviceBuffer<std::uint16_t> input;
+  DeviceBuffer<std::uint8_t> exponents;
+  DeviceBuffer<std::uint32_t> scratch;
+  schedule::gpu::View view;
+  quantize::gpu::QuantiseParams params;
+};
 
 /// Codes and BF16 values of the used slots in every layout, and exponent bytes; slots past the tail keep the poison.
 struct DeviceImage {

@@ -44,8 +44,8 @@ Status ForwardCall::check() const {
 
 Status ForwardCall::schedule() const { return schedule::gpu::launch(shape_, tensors_.cu_seqlens, memory_.schedule, stream_); }
 
-Status ForwardCall::quantise(const TensorView& input, int heads, const OperandForm& form, bool rotate, sm90::TokenOrder order,
-                             const OperandMemory& memory) const {
+quantize::gpu::QuantiseParams ForwardCall::quantised_operand(const TensorView& input, int heads, const OperandForm& form,
+                                                             bool rotate, const OperandMemory& memory) const {
   quantize::gpu::QuantiseParams params;
   params.input = input;
   params.heads = heads;
@@ -55,7 +55,7 @@ Status ForwardCall::quantise(const TensorView& input, int heads, const OperandFo
   params.prefix = prefix_of(form, memory.prefix_exponents != nullptr);
   params.rows = memory.rows;
   params.transposed = memory.transposed;
-  params.order = order;
+  params.order = sm90::TokenOrder::pi;
   params.exponents = memory.exponents;
   params.prefix_exponents = memory.prefix_exponents;
   params.nvfp4 = memory.nvfp4;
@@ -63,17 +63,18 @@ Status ForwardCall::quantise(const TensorView& input, int heads, const OperandFo
   params.blocks = schedule_.blocks;
   params.block_capacity = schedule_.block_capacity;
   params.scratch = memory_.scratch;
-  return quantize::gpu::launch_quantise(params, stream_);
+  return params;
 }
 
 Status ForwardCall::quantise() const {
   if (form_.int8) return quantise_int8();
   if (form_.sage3) return quantise_sage3();
-  if (Status s = quantise(tensors_.q, problem_.query_heads, form_.q, form_.rotate, sm90::TokenOrder::pi, memory_.q); !s.ok())
-    return s;
-  if (Status s = quantise(tensors_.k, problem_.key_heads, form_.k, form_.rotate, sm90::TokenOrder::pi, memory_.k); !s.ok())
-    return s;
-  return quantise(tensors_.v, problem_.key_heads, form_.v, false, sm90::TokenOrder::pi, memory_.v);
+  const quantize::gpu::QuantiseParams operands[] = {
+      quantised_operand(tensors_.q, problem_.query_heads, form_.q, form_.rotate, memory_.q),
+      quantised_operand(tensors_.k, problem_.key_heads, form_.k, form_.rotate, memory_.k),
+      quantised_operand(tensors_.v, problem_.key_heads, form_.v, false, memory_.v),
+  };
+  return quantize::gpu::launch_quantise(operands, stream_);
 }
 
 sm90::ForwardConfig ForwardCall::config() const { return forward_config(problem_, form_); }

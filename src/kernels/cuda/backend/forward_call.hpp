@@ -29,8 +29,8 @@ class ForwardCall {
   sm90::int8::ForwardParams int8_params() const;
   sm90::sage3::Params sage3_params() const;
   Status quantise_sage3() const;
-  Status quantise(const TensorView& input, int heads, const OperandForm& form, bool rotate, sm90::TokenOrder order,
-                  const OperandMemory& memory) const;
+  quantize::gpu::QuantiseParams quantised_operand(const TensorView& input, int heads, const OperandForm& form, bool rotate,
+                                                  const OperandMemory& memory) const;
 
   const Problem& problem_;
   bool training_;

@@ -119,18 +119,17 @@ ForwardMemory forward_memory(const Problem& problem, const HopperForm& form, con
   const schedule::gpu::Shape shape = schedule_shape(problem, form, options.training);
   memory.schedule = kept.take<std::byte>(static_cast<std::int64_t>(schedule::gpu::workspace_bytes(shape)));
 
-  std::size_t scratch = 0;
+  quantize::gpu::QuantiseParams operands[3];
+  int count = 0;
   for (const auto& [operand, heads] :
        {std::pair{&form.q, problem.query_heads}, {&form.k, problem.key_heads}, {&form.v, problem.key_heads}}) {
-    quantize::gpu::QuantiseParams params;
+    quantize::gpu::QuantiseParams& params = operands[count++];
     params.heads = heads;
-    params.head_dim = problem.head_dim;
     params.group = operand->group;
     params.prefix = prefix_of(*operand, options.training && operand != &form.q && operand->group != quantize::gpu::Group::tensor);
     params.slots = slots;
-    params.block_capacity = schedule::gpu::view(shape, nullptr).block_capacity;
-    scratch = std::max(scratch, quantize::gpu::scratch_bytes(params));
   }
+  const std::size_t scratch = quantize::gpu::scratch_bytes(operands);
   memory.scratch = workspace.take<std::uint32_t>(static_cast<std::int64_t>((scratch + 3) / 4));
   memory.saved_bytes = saved.bytes();
   memory.workspace_bytes = workspace.bytes();
