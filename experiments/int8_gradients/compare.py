@@ -5,7 +5,7 @@
   by product   one of the six products in INT8 and the rest in BF16; all of them; all but one
   by length    of a document, N(0,1)
   by depth     through all layers of a model: every layer's attention in INT8, gradients of q, k, v against those of exact attention
-  smoothing    means of K, of K and Q, of neither (Q's only here: the library's backward pass has no K left to correct its scores with)
+  smoothing    means of K, of Q, of both, of neither: what the codes of Q and K alone cost, and the recipes
 
   FLAMIA_LIBRARY=.../libflamia.so PYTHONPATH=python experiments/int8_gradients/compare.py [RUN CORPUS] > experiments/int8_gradients/results.md
 
@@ -181,15 +181,16 @@ def int8(x: Tensor, tokens: int) -> Tensor:
     return ((blocks / scale).round() * scale).flatten(0, 1)[:len(x)]
 
 
-def smoothed(operands: Operands, scale: float, smooth_q: bool, smooth_k: bool) -> list[Tensor]:
-    """O, dQ, dK, dV of one document in float64 but for INT8 codes of Q and K, in S, dQ and dK."""
+def smoothed(operands: Operands, scale: float, smooth_q: bool, smooth_k: bool, mean_of_codes: bool) -> list[Tensor]:
+    """O, dQ, dK, dV of one document in float64 but for INT8 codes of Q and K, in S, dQ and dK. mean_of_codes: Q's mean meets what K's codes stand
+    for, as in the library's training, not K itself."""
     q, k, v, g = (x.double() for x in operands)
     n = len(q)
     means = torch.stack([q[i:i + 128].mean(0) for i in range(0, n, 128)]).repeat_interleave(128, 0)[:n] if smooth_q else torch.zeros_like(q)
     k_codes = int8(k - k.mean(0), 64) if smooth_k else int8(k, 64)
     k_near = k - k.mean(0) if smooth_k else k
     q_codes = int8(q - means, 128)
-    s = torch.einsum("ihd,jhd->hij", q_codes, k_codes) + torch.einsum("ihd,jhd->hij", means, k_near)
+    s = torch.einsum("ihd,jhd->hij", q_codes, k_codes) + torch.einsum("ihd,jhd->hij", means, k_codes if mean_of_codes else k_near)
     p = (s * scale).masked_fill(torch.ones(n, n).triu(1).bool(), -math.inf).softmax(-1)
     o = torch.einsum("hij,jhd->ihd", p, v)
     ds = p * (torch.einsum("ihd,jhd->hij", g, v) - (g * o).sum(-1).T[..., None])
@@ -211,11 +212,19 @@ def smoothing() -> None:
         longest = max(range(len(lengths)), key=lengths.__getitem__)
         start = sum(lengths[:longest])
         inputs["first layer of the GPT" if layer == "early" else "last layer"] = tuple(x[start:start + lengths[longest]] for x in operands)
+    exacts = {name: exact(operands, [len(operands[0])], DIM ** -0.5) for name, operands in inputs.items()}
+    forms = {"none": (False, False, False), "K": (False, True, False), "Q": (True, False, True), "Q, its mean times K itself": (True, False, False),
+             "Q and K": (True, True, True), "Q and K, Q's mean times K itself": (True, True, False)}
     header("input", "means taken off", *NAMES)
     for name, operands in inputs.items():
-        wanted = exact(operands, [len(operands[0])], DIM ** -0.5)
-        for label, (of_q, of_k) in {"none": (False, False), "K": (False, True), "Q": (True, False), "Q and K": (True, True)}.items():
-            row(f"{name} | {label}", [error(a, b) for a, b in zip(smoothed(operands, DIM ** -0.5, of_q, of_k), wanted, strict=True)])
+        for label, form in forms.items():
+            row(f"{name} | {label}", [error(a, b) for a, b in zip(smoothed(operands, DIM ** -0.5, *form), exacts[name], strict=True)])
+    print("\nThe recipes, all products as they have them:")
+    header("input", "recipe", *NAMES)
+    for name, operands in inputs.items():
+        for recipe in ("sagebwd smooth-k=off", "sagebwd", "sagebwd smooth-q=on smooth-k=off", "sagebwd smooth-q=on", "sagebwd d=scores",
+                       "sagebwd d=scores smooth-q=on"):
+            row(f"{name} | `{recipe}`", [error(a, b) for a, b in zip(attend(operands, [len(operands[0])], DIM ** -0.5, recipe), exacts[name], strict=True)])
 
 
 def main() -> None:

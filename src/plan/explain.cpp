@@ -93,8 +93,8 @@ std::string softmax_section(const Recipe& r) {
   if (r.p.first.rule == ScaleRule::two_level)
     text += "  the first level of P's scales is of each query's " + std::to_string(r.tile.keys) + " keys\n";
   if (r.smoothing.q)
-    text += "  the mean of Q over each " + std::to_string(r.tile.queries) +
-            " queries is subtracted and multiplied with K in higher precision\n";
+    text += "  the mean of Q over each " + std::to_string(r.tile.queries) + " queries is subtracted and multiplied with " +
+            (r.trains ? "what K's codes stand for" : "K") + " in FP32\n";
   if (!r.trains) return text;
   text +=
       "  dS uses P " + std::string(r.gradient_p == GradientP::unrounded ? "before rounding" : "as rounded") + "; dQ is summed in ";

@@ -57,6 +57,7 @@ std::vector<std::string> hopper_int8_gaps(const Recipe& recipe) {
   known.smoothing.k = recipe.smoothing.k;
   known.gradient_d = recipe.gradient_d;  // the backward pass asks for it
   Gaps gaps;
+  gaps.unless(!recipe.smoothing.q, "Q is smoothed (smooth-q=on)");
   gaps.unless(recipe == known, "with Q in INT8 only \"sagebwd\" and \"sagebwd smooth-k=off\" have kernels");
   return gaps.take();
 }
@@ -68,6 +69,7 @@ std::vector<std::string> hopper_smoothed_gaps(const Recipe& recipe) {
   };
   Gaps gaps;
   gaps.unless(recipe.smoothing.q && recipe.smoothing.k, "one of Q and K is smoothed and the other is not");
+  gaps.unless(!recipe.trains || !recipe.smoothing.q, "Q is smoothed (smooth-q=on) in a recipe that trains");
   gaps.unless(recipe.q.first == nvfp4(1, 16, ScaleRule::amax) && recipe.k.first == recipe.q.first,
               "Q and K are smoothed but not NVFP4 in blocks of 16 channels by amax / 6");
   gaps.unless(recipe.v.first == nvfp4(16, 1, ScaleRule::amax), "Q and K are smoothed but V is not NVFP4 in blocks of 16 tokens");

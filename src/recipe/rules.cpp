@@ -120,8 +120,6 @@ constexpr RecipeRule kRecipeRules[] = {
        return r.softmax.exp2 == Exp2::direct && (r.p.first.element != Element::e2m1 || r.p.first.group.kind != Kind::blocks);
      },
      "exp2=direct takes 4-bit codes of P from the bits of the scores; give P E2M1 elements in blocks along the keys"},
-    {[](const Recipe& r) { return r.trains && r.smoothing.q; },
-     "smoothing Q has no backward pass here; for training smooth K only, or set trains=off"},
     {[](const Recipe& r) {
        return r.trains && (r.p.first.rule == ScaleRule::two_level || r.p.second.rule == ScaleRule::two_level);
      },

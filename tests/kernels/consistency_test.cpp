@@ -29,7 +29,7 @@ CodeDifferences compare_codes(const Input& in, const Recipe& r) {
 }
 
 TEST(Consistency, UnfoldedCodesAgreeOnNormalInput) {
-  for (const char* text : {"mxfp8", "mxfp8-exact", "mxfp8-exact ref=phase32", "nvfp4"}) {
+  for (const char* text : {"mxfp8", "mxfp8-exact", "mxfp8-exact ref=phase32", "nvfp4", "mxfp8 smooth-q=on"}) {
     const Input in = normal_input({.lengths = {700, 60}, .query_heads = 2, .key_heads = 1}, fresh_seed() + 30);
     const CodeDifferences d = compare_codes(in, recipe(text));
     const double live = static_cast<double>(d.live);

@@ -31,7 +31,8 @@ const char* const kRecipes[] = {"bf16",
                                 "mxfp8-exact ref=phase32",
                                 "mxfp8 ref=phase32 l=unrounded",
                                 "mxfp8 dq=f32",
-                                "sagebwd d=scores"};
+                                "sagebwd d=scores",
+                                "sagebwd smooth-q=on"};
 
 TEST(Determinism, Threads) {
   const Input in = normal_input({.lengths = {200, 3, 131}, .query_heads = 4, .key_heads = 2, .head_dim = 64}, fresh_seed() + 40);

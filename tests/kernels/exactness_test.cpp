@@ -109,14 +109,18 @@ TEST(Exactness, HoldsForWindowsAndGroupedHeads) {
 
 TEST(Exactness, TokenBlocksChangeNothingBeyondThemselves) {
   const Input in = packed(fresh_seed() + 22);
-  for (const char* name : {"mxfp8", "mxfp8 ds=e4m3", "nvfp4 d=scores"}) {
+  for (const auto& [name, size] : {std::pair{"mxfp8", 32},
+                                   {"mxfp8 ds=e4m3", 32},
+                                   {"nvfp4 d=scores", 32},
+                                   {"bf16 smooth-q=on", 128},
+                                   {"sagebwd smooth-k=off smooth-q=on", 128}}) {
     const Undisturbed with(in, name);
     for (const std::int64_t cut : {70, 200}) {
       std::uint64_t leaked =
           0;  // over the finite factors: a small one moves the block's exponent, which only codes below the normal ones notice
       for (const float factor : kFactors) {
-        const std::int64_t block = (cut + 1) / 32 * 32;  // the first changed token's block starts here
-        const Changes c = amplify(with, cut, block, (cut + 31) / 32 * 32, factor);
+        const std::int64_t block = (cut + 1) / size * size;  // the first changed token's block starts here
+        const Changes c = amplify(with, cut, block, (cut + size - 1) / size * size, factor);
         EXPECT_EQ(c.inside() + c.back() + c.elsewhere, 0u) << name << " cut " << cut << " factor " << factor;
         if (!std::isnan(factor)) leaked += amplify(with, cut, cut + 1, cut, factor).inside();
       }
@@ -144,7 +148,7 @@ TEST(Exactness, ComparisonRecipesLeak) {
 TEST(Exactness, DocumentsAreComputedApart) {
   const Input in = packed(fresh_seed() + 24, {false, -1, -1});
   for (const char* text : {"mxfp8", "mxfp8-exact", "mxfp8-floor", "nvfp4", "nvfp4-full", "sage3", "sagebwd", "bf16",
-                           "mxfp8 ds=32x32", "mxfp8 ds=e4m3"}) {
+                           "mxfp8 ds=32x32", "mxfp8 ds=e4m3", "sagebwd smooth-q=on"}) {
     const Result whole = run(in, recipe(text));
     for (std::size_t b = 0; b + 1 < in.cu_seqlens.size(); ++b) {
       Input one = in;

@@ -165,7 +165,8 @@ TEST(NonFinite, RecipesWithSharedStatistics) {
   const std::uint32_t seed = fresh_seed() + 73;
   const Input before_input = clean(seed, {true, -1, -1});
   constexpr std::int64_t kPosition = 200, kTileStart = 128;
-  for (const char* text : {"nvfp4", "nvfp4-full", "sagebwd", "sage3", "sage3-exact", "hwfp4-direct", "sage3 exp2=mitchell"})
+  for (const char* text :
+       {"nvfp4", "nvfp4-full", "sagebwd", "sagebwd smooth-q=on", "sage3", "sage3-exact", "hwfp4-direct", "sage3 exp2=mitchell"})
     for (const char operand : {'k', 'v'}) {
       Input input = before_input;
       (operand == 'k' ? input.k_row(kStart + kPosition, 1) : input.v_row(kStart + kPosition, 1))[5] = NAN;

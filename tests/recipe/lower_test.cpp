@@ -50,9 +50,9 @@ INSTANTIATE_TEST_SUITE_P(
         Broken{"mxfp8 do2=e4m3/1xall/ue8m0/ceil/sticky", "dO in dV"},
         Broken{"mxfp8 ds1=e4m3/1x128/ue8m0/ceil/sticky", "P and dS live in one tile"},
         Broken{"mxfp8 exp2=mitchell", "approximations for inference"}, Broken{"mxfp8 exp2=direct", "approximations for inference"},
-        Broken{"mxfp8 smooth-q=on", "smoothing Q"}, Broken{"mxfp8 poly=5:2", "degree 2, 3 or 4"},
-        Broken{"mxfp8 poly=3:17", "0 to 16 sixteenths"}, Broken{"bf16 ref=tilesum", "ref=tilesum reads the sum of E4M3 codes"},
-        Broken{"mxfp8 l=unrounded", "needs l=codes"}, Broken{"mxfp8 ds=e4m3 payloads=1", "both forms must be equal"},
+        Broken{"mxfp8 poly=5:2", "degree 2, 3 or 4"}, Broken{"mxfp8 poly=3:17", "0 to 16 sixteenths"},
+        Broken{"bf16 ref=tilesum", "ref=tilesum reads the sum of E4M3 codes"}, Broken{"mxfp8 l=unrounded", "needs l=codes"},
+        Broken{"mxfp8 ds=e4m3 payloads=1", "both forms must be equal"},
         Broken{"mxfp8 dov-bf16=on", "dO (do1) and V (v2) stay BF16"},
         Broken{"mxfp8 v2=bf16 do1=bf16", "dO (do1) and V (v2) stay BF16"},
         Broken{"mxfp8 promote=100:64", "0 (never), 32, 64 or 128"}, Broken{"bf16 acc=hopper13", "models the FP8 accumulator"},
@@ -88,10 +88,7 @@ TEST(Rules, AllAreReportedAtOnce) {
   EXPECT_EQ(found.size(), 6u) << testing::PrintToString(found);  // ds=48x48 and exp2=direct break two each
 }
 
-TEST(Rules, InferenceRecipesMayApproximate) {
-  EXPECT_THAT(violations(parsed("mxfp8 exp2=mitchell trains=off")), IsEmpty());
-  EXPECT_THAT(violations(parsed("mxfp8 smooth-q=on trains=off")), IsEmpty());
-}
+TEST(Rules, InferenceRecipesMayApproximate) { EXPECT_THAT(violations(parsed("mxfp8 exp2=mitchell trains=off")), IsEmpty()); }
 
 TEST(Rules, RandomRecipesNeverCrashAnything) {
 #if defined(__SANITIZE_ADDRESS__)
@@ -256,6 +253,9 @@ TEST(Lower, HopperExecutesSomeRecipesAndVariants) {
   for (const char* text : {"sagebwd smooth-q=on", "sagebwd p2=int8/64x64/f32/amax", "sagebwd exp2=poly3:2/16", "sagebwd ds=128x64",
                            "sagebwd v2=bf16", "sagebwd do1=int8/128xall/f32/amax dov-bf16=off"})
     EXPECT_THAT(status(text, true).message(), HasSubstr("only \"sagebwd\" and \"sagebwd smooth-k=off\" have kernels")) << text;
+  for (const auto& [text, nearest] : {std::pair{"sagebwd smooth-q=on", "sagebwd"}, {"mxfp8 smooth-q=on smooth-k=on", "mxfp8"}})
+    EXPECT_THAT(status(text, true).message(), AllOf(HasSubstr("Q is smoothed (smooth-q=on)"),
+                                                    HasSubstr(std::string("the nearest that runs there: \"") + nearest + "\"")));
 }
 
 TEST(Lower, MeansHaveNoPlaceInAWindow) {
@@ -358,6 +358,9 @@ TEST(Guarantees, BlocksTensorsAndTraps) {
   EXPECT_EQ(guarantee(parsed("nvfp4-full")).outputs, (Reach{Reach::Kind::block, 16}));
   EXPECT_EQ(guarantee(parsed("nvfp4-full")).d_q, (Reach{Reach::Kind::block, 128}));  // the first level of dO
   EXPECT_EQ(guarantee(parsed("sagebwd smooth-k=off")).look_back, (Reach{Reach::Kind::block, 128}));
+  EXPECT_EQ(guarantee(parsed("bf16 smooth-q=on tile=64x128")).outputs, (Reach{Reach::Kind::block, 64}));
+  EXPECT_EQ(guarantee(parsed("bf16 smooth-q=on tile=64x128")).look_back, (Reach{Reach::Kind::block, 64}));
+  EXPECT_EQ(guarantee(parsed("sagebwd smooth-k=off smooth-q=on")).d_q, (Reach{Reach::Kind::block, 128}));
   EXPECT_EQ(guarantee(parsed("mxfp8 q1=e4m3/allxall/ue8m0/ceil")).outputs.kind, Reach::Kind::document);
 }
 

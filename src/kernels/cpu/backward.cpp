@@ -60,6 +60,8 @@ Status backward_with(Isa isa, const Problem& problem, const Recipe& recipe, cons
   call.v_of_o_diagonal = operand(kVDiagonal, problem.key_heads);
   call.d_o = operand_at(work.d_o, workspace, sizes, documents, problem.query_heads, problem.head_dim);
   call.d_o_second = operand_at(work.d_o_second, workspace, sizes, documents, problem.query_heads, problem.head_dim);
+  if (settings.smooth_q)
+    call.q_means = {reinterpret_cast<const float*>(kept + layout.q_means), sizes.index(settings.q_mean_rows), settings.q_mean_rows};
   call.o = tensors.o;
   call.d_q = tensors.d_q;
   call.d_k = tensors.d_k;

@@ -41,7 +41,7 @@ struct Buffers {
   // [d][128], lanes are queries
   float *q_t, *g_t;
   // [128][d]
-  float *q, *g, *k, *k2, *v, *part, *sum0, *sum1;
+  float *q, *g, *k, *k2, *v, *part, *sum0, *sum1, *sum2;
   // [128 keys][128 queries]
   float *scores, *p, *ds, *payload;
   int* exponents;             // [128][128]
@@ -49,7 +49,7 @@ struct Buffers {
   float* factors;             // [128][128]
 };
 
-inline constexpr int kPanels = 10;  // of 128 x d
+inline constexpr int kPanels = 11;  // of 128 x d
 inline constexpr int kSquares = 7;  // of 128 x 128
 inline constexpr std::int64_t kRowFloats = (sizeof(TileRows) + 63) / 64 * 16;
 
@@ -58,7 +58,7 @@ FLAMIA_FN Buffers buffers_of(Scratch scratch, int dim) {
   float* next = scratch.memory;
   b.rows = reinterpret_cast<TileRows*>(next);
   next += kRowFloats;
-  float** const panels[kPanels] = {&b.q_t, &b.g_t, &b.q, &b.g, &b.k, &b.k2, &b.v, &b.part, &b.sum0, &b.sum1};
+  float** const panels[kPanels] = {&b.q_t, &b.g_t, &b.q, &b.g, &b.k, &b.k2, &b.v, &b.part, &b.sum0, &b.sum1, &b.sum2};
   for (float** panel : panels) *panel = next, next += std::int64_t{kTile} * dim;
   float** const squares[] = {&b.scores, &b.p, &b.ds, &b.payload};
   for (float** square : squares) *square = next, next += std::int64_t{kTile} * kTile;

@@ -70,6 +70,7 @@ struct BackwardCall {
   Operand q_second, k_second, d_o_second;  // dK, dQ, dV
   Operand v_diagonal, k_diagonal;          // present if the safety fields change anything
   Operand v_of_o, v_of_o_diagonal;         // the forms of the product O
+  Means q_means;                           // as the forward pass took them, if Q is smoothed
   TensorView o;
   MutableTensorView d_q, d_k, d_v;
   const float* m = nullptr;  // [query_heads, tokens], as saved

@@ -14,18 +14,18 @@ struct Inputs {
   quantize::QuantiseInput q, k, v;
 };
 
-/// Means into the workspace, where the recipe subtracts them.
-Status take_means(const Settings& settings, const schedule::Documents& documents, const WorkspaceLayout& work, int threads,
-                  void* workspace, Inputs* in) {
-  const auto means = [&](quantize::QuantiseInput& input, std::size_t at, std::int64_t blocks, std::int64_t rows) {
-    auto* out = reinterpret_cast<float*>(static_cast<char*>(workspace) + at);
+/// Means of Q and K into their places, where the recipe subtracts them.
+Status take_means(const Settings& settings, const schedule::Documents& documents, std::int64_t q_blocks, void* q_means,
+                  void* k_means, int threads, Inputs* in) {
+  const auto means = [&](quantize::QuantiseInput& input, void* place, std::int64_t blocks, std::int64_t rows) {
+    auto* out = static_cast<float*>(place);
     input.subtract = out;
     input.subtract_rows = rows;
     return quantize::means(input, documents, rows, threads, {out, static_cast<std::size_t>(blocks * input.heads * input.dim)});
   };
   if (settings.smooth_q)
-    if (Status status = means(in->q, work.q_means, work.q_mean_blocks, settings.q_mean_rows); !status.ok()) return status;
-  if (settings.smooth_k) return means(in->k, work.k_means, work.k_mean_blocks, kKeyMeanRows);
+    if (Status status = means(in->q, q_means, q_blocks, settings.q_mean_rows); !status.ok()) return status;
+  if (settings.smooth_k) return means(in->k, k_means, documents.blocks(kKeyMeanRows), kKeyMeanRows);
   return {};
 }
 
@@ -69,7 +69,11 @@ Status forward_with(Isa isa, const Problem& problem, const Recipe& recipe, const
   Inputs inputs{{tensors.q, problem.query_heads, problem.head_dim, settings.rotate},
                 {tensors.k, problem.key_heads, problem.head_dim, settings.rotate},
                 {tensors.v, problem.key_heads, problem.head_dim}};
-  if (Status status = take_means(settings, documents, work, threads, workspace, &inputs); !status.ok()) return status;
+  char* const q_means = saved ? static_cast<char*>(saved) + layout.q_means : static_cast<char*>(workspace) + work.q_means;
+  if (Status status = take_means(settings, documents, q_mean_blocks(problem, recipe), q_means,
+                                 static_cast<char*>(workspace) + work.k_means, threads, &inputs);
+      !status.ok())
+    return status;
   if (Status status = encode_inputs(inputs, documents, layout, threads, base); !status.ok()) return status;
 
   const BlockSizes sizes = block_sizes(recipe);

@@ -28,6 +28,9 @@ class Parts {
   std::size_t end_ = 0;
 };
 
+/// Floats of the means of Q: room for any lengths of the documents.
+std::int64_t q_mean_floats(const Problem& p, const Recipe& recipe) { return q_mean_blocks(p, recipe) * p.query_heads * p.head_dim; }
+
 FormPlace place_form(const Quantisation& form, const Problem& p, int heads, Parts& parts) {
   FormPlace place{form, true};
   place.codes_bytes = static_cast<std::size_t>(quantize::codes_bytes(form, p.tokens, heads, p.head_dim));
@@ -50,6 +53,10 @@ void place_forms(std::initializer_list<std::pair<FormIndex, const Quantisation*>
 }
 
 }  // namespace
+
+std::int64_t q_mean_blocks(const Problem& problem, const Recipe& recipe) {
+  return problem.tokens / recipe.tile.queries + problem.documents;
+}
 
 Quantisation per_token(const Quantisation& form) {
   if (form.group.kind != Group::Kind::blocks || form.group.rows == 1) return form;
@@ -79,6 +86,7 @@ SavedLayout saved_layout(const Problem& problem, const Recipe& recipe, bool trai
   if (training) {
     layout.m = parts.take_array<float>(problem.query_heads * problem.tokens);
     layout.l = parts.take_array<float>(problem.query_heads * problem.tokens);
+    if (recipe.smoothing.q) layout.q_means = parts.take_array<float>(q_mean_floats(problem, recipe));
   }
   layout.bytes = parts.end();
   return layout;
@@ -141,15 +149,8 @@ WorkspaceLayout workspace_layout(const Problem& problem, const Recipe& recipe, P
   if (pass == Pass::forward) {
     layout.forward_forms = saved_layout(problem, recipe, false);
     layout.forms = parts.take(layout.forward_forms.bytes);
-    const std::int64_t dim = problem.head_dim;
-    if (recipe.smoothing.q) {
-      layout.q_mean_blocks = problem.tokens / recipe.tile.queries + problem.documents;
-      layout.q_means = parts.take_array<float>(layout.q_mean_blocks * problem.query_heads * dim);
-    }
-    if (recipe.smoothing.k) {
-      layout.k_mean_blocks = problem.documents;
-      layout.k_means = parts.take_array<float>(layout.k_mean_blocks * problem.key_heads * dim);
-    }
+    if (recipe.smoothing.q) layout.q_means = parts.take_array<float>(q_mean_floats(problem, recipe));
+    if (recipe.smoothing.k) layout.k_means = parts.take_array<float>(problem.documents * problem.key_heads * problem.head_dim);
   } else {
     layout.d_o = place_form(recipe.d_out.first, problem, problem.query_heads, parts);
     layout.d_o_second = recipe.d_out.second == recipe.d_out.first

@@ -2,7 +2,8 @@
 // What lies where in the two buffers that the caller owns. Every part starts at a multiple of 64 bytes.
 //
 //   saved      codes and scales of every form of Q, K and V that the recipe has (equal forms once, q, k, v themselves not),
-//              then m and l, [query_heads, tokens] FP32 each. BF16 operands are saved as BF16.
+//              then m and l, [query_heads, tokens] FP32 each, and the means of Q, [blocks, query_heads, head_dim] FP32, if it is smoothed.
+//              BF16 operands are saved as BF16.
 //   workspace  the table of work (work.hpp); forward: means for smoothing, [blocks, heads, head_dim] FP32; forward without `saved`: the forms of the scores and of O; backward: the forms of dO,
 //              D' [query_heads, tokens] FP32, and for FP16 dQ the exponent bound [key_heads, tokens] and pre-scale [query_heads, tokens]
 //              int16 each; then one scratch per thread.
@@ -30,19 +31,22 @@ enum FormIndex { kQ, kQSecond, kK, kKSecond, kKDiagonal, kV, kVSecond, kVDiagona
 struct SavedLayout {
   FormPlace forms[kForms];
   std::size_t m = 0, l = 0;  // unused without training
+  std::size_t q_means = 0;   // training with a smoothed Q
   std::size_t bytes = 0;
 };
+
+/// Blocks of queries that share a mean, at most.
+std::int64_t q_mean_blocks(const Problem& problem, const Recipe& recipe);
 
 /// training: all forms, m and l. Otherwise the forms that the forward pass reads.
 SavedLayout saved_layout(const Problem& problem, const Recipe& recipe, bool training);
 
 struct WorkspaceLayout {
   std::size_t table = 0;
-  SavedLayout forward_forms;                          // forward: used when there is no saved buffer
-  std::size_t forms = 0;                              // where they start
-  std::size_t q_means = 0, k_means = 0;               // forward, for smoothing
-  std::int64_t q_mean_blocks = 0, k_mean_blocks = 0;  // room for so many
-  FormPlace d_o, d_o_second;                          // backward
+  SavedLayout forward_forms;             // forward: used when there is no saved buffer
+  std::size_t forms = 0;                 // where they start
+  std::size_t q_means = 0, k_means = 0;  // forward, for smoothing (Q's: without a saved buffer)
+  FormPlace d_o, d_o_second;             // backward
   std::size_t d = 0, exponent_bound = 0, pre_scale = 0;
   std::size_t scratch = 0, scratch_bytes = 0;  // per thread
   std::size_t bytes = 0;

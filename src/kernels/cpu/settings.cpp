@@ -212,6 +212,7 @@ Status lower(const Problem& problem, const Recipe& recipe, Settings* settings) {
   s.smooth_q = recipe.smoothing.q;
   s.smooth_k = recipe.smoothing.k;
   s.q_mean_rows = recipe.tile.queries;
+  s.q_mean_times_codes = recipe.trains;
   if (Status status = recipe::can_mask(recipe, problem.mask); !status.ok()) return status;
   if (Status status = lower_payload("p.first", recipe.p.first, true, &s.p_first); !status.ok()) return status;
   if (s.p_first.two_level) s.p_first.line = recipe.tile.keys;

@@ -74,6 +74,7 @@ struct Settings {
   bool rotate = false;
   bool smooth_q = false, smooth_k = false;
   int q_mean_rows = schedule::kTile;  // queries that share a mean
+  bool q_mean_times_codes = false;    // the mean of Q meets what K's codes stand for, as the backward pass has it, not K itself
 };
 
 /// Errors say which field this backend does not compute, and what it does.

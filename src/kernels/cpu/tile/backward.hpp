@@ -112,7 +112,7 @@ static void d_of_scores(const BackwardCall& call, const Item& item, const Buffer
   for (std::int64_t tile = tiles.end - 1; tile >= tiles.begin; --tile) {
     t = place_tile(s, item.document, item.tile, tile, rows);
     load_keys(call, item.document, item.head / (s.query_heads / s.key_heads), t, false, b);
-    add_row_sums(call, t, b, d, mass);
+    add_row_sums(call, item.document, item.head, t, b, d, mass);
   }
   float* out = call.d + item.head * s.tokens + item.document.start + t.q0;
   for (int i = 0; i < t.queries; ++i) out[i] = mass[i] == 0.f ? 0.f : d[i] / mass[i];  // 0: P vanished in every pair
@@ -166,7 +166,7 @@ static float greatest_ds_of_tile(const BackwardCall& call, const Item& item, Scr
     const TileShape t = place_tile(s, item.document, item.tile, tile, *b.rows);
     load_queries(call, item.document, item.head, t, false, b);
     load_keys(call, item.document, item.head / (s.query_heads / s.key_heads), t, true, b);
-    gradient_of_scores(call, t, b);
+    gradient_of_scores(call, item.document, item.head, t, b);
     for (int j = 0; j < t.keys; ++j)
       for (int i = 0; i < t.queries; ++i) {
         const float ds = numerics::mul(times_pow2(b.ds[j * kTile + i], b.rows->g_exponent[i]), b.rows->g_scale[i]);
@@ -191,7 +191,7 @@ static void d_q_tile(const BackwardCall& call, const Item& item, Scratch scratch
   for (std::int64_t tile = tiles.end - 1; tile >= tiles.begin; --tile) {
     t = place_tile(s, item.document, item.tile, tile, rows);
     const float* k = load_keys(call, item.document, key_head, t, true, b);
-    gradient_of_scores(call, t, b);
+    gradient_of_scores(call, item.document, item.head, t, b);
     if (call.probe_codes) detail::record_codes(call, item, t, b);
     PayloadCounts payload_counts;
     if (counts) count_gradients(t, rows, b.ds, counts);
@@ -231,7 +231,7 @@ static void d_k_d_v_tile(const BackwardCall& call, const Item& item, Scratch scr
   const schedule::Interval tiles = query_tiles(s, item.document, item.tile);
   TileShape t = place_tile(s, item.document, tiles.begin, item.tile, rows);
   const int keys = t.keys;
-  for (int x = 0; x < keys * d; ++x) b.sum0[x] = b.sum1[x] = 0.f;
+  for (int x = 0; x < keys * d; ++x) b.sum0[x] = b.sum1[x] = b.sum2[x] = 0.f;
   int active[kTile];
   bool loaded = false, loaded_cut = false;  // V may have a form of its own where the mask's right edge cuts the tile
   for (int head = item.head * group; head < (item.head + 1) * group; ++head)
@@ -242,7 +242,8 @@ static void d_k_d_v_tile(const BackwardCall& call, const Item& item, Scratch scr
       loaded_cut = t.right_cut;
       load_queries(call, item.document, head, t, true, b);
       for (int j = 0; j < t.keys; ++j) active[j] = rows.last[j] - rows.first[j];
-      gradient_of_scores(call, t, b);
+      gradient_of_scores(call, item.document, head, t, b);
+      if (s.smooth_q) add_mean_gradients(call, item.document, head, t, b);
       const OuterFactors outer = detail::p_of_d_v(s, t, b);
       accumulate(
           s.accumulator, {b.sum1, t.keys, d, active, nullptr}, {b.p, kTile, 1}, {b.g, d}, t.queries,
@@ -271,7 +272,9 @@ static void d_k_d_v_tile(const BackwardCall& call, const Item& item, Scratch scr
   const float k_factor = numerics::mul(numerics::mul(call.ds_scale, rows.q2_factor), rows.g_factor);
   for (int j = 0; j < keys; ++j) {
     float* row = b.sum0 + j * d;
-    detail::finish_row(s, row, k_factor, s.rotate);
+    if (s.smooth_q)
+      for (int c = 0; c < d; ++c) row[c] = numerics::fma(b.sum2[j * d + c], rows.g_factor, numerics::mul(row[c], k_factor));
+    detail::finish_row(s, row, s.smooth_q ? 1.f : k_factor, s.rotate);
     for (int c = 0; c < d; ++c) row[c] = numerics::mul(row[c], s.scale);
     write_row(call.d_k, item.document.start + t.k0 + j, item.head, s.key_heads, d, row);
     row = b.sum1 + j * d;

@@ -212,7 +212,8 @@ static void forward_tile(const ForwardCall& call, const Item& item, Scratch scra
     v_factor = load_values(v, document, key_head, t.k0, t.keys, b.v, rows.v_exponent, rows.v_scale, rows.v_flagged);
     row_factors(s, t.queries, t.width, rows);
     scores(s, t, rows, b.k, b.q_t, b.scores);
-    if (s.smooth_q) add_mean_scores(call, item, key_head, t, b);
+    if (s.smooth_q && s.q_mean_times_codes) add_mean_scores_of_codes(s, call.q_means, document, item.head, t, b);
+    if (s.smooth_q && !s.q_mean_times_codes) add_mean_scores_of_keys(call, item, key_head, t, b);
     move_reference(s, t, b.scores, rows);
     const bool folded = fold_reference(s, t, rows);
     OuterFactors outer;

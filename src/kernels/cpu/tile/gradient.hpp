@@ -4,6 +4,7 @@
 #include "kernels/cpu/dense.hpp"
 #include "kernels/cpu/tile/accumulate.hpp"
 #include "kernels/cpu/tile/rounding.hpp"
+#include "kernels/cpu/tile/smoothing.hpp"
 #include "numerics/softmax.hpp"
 
 namespace flamia::cpu::FLAMIA_ISA {
@@ -85,11 +86,12 @@ static const float* load_keys(const BackwardCall& call, const Document& document
 namespace detail {
 
 /// b.scores = y and b.ds = the product of the codes of dO' and V.
-static void scores_and_d_p(const BackwardCall& call, const TileShape& t, const Buffers& b) {
+static void scores_and_d_p(const BackwardCall& call, const Document& document, int head, const TileShape& t, const Buffers& b) {
   const Settings& s = *call.settings;
   TileRows& rows = *b.rows;
   row_factors(s, t.queries, t.width, rows);
   scores(s, t, rows, b.k, b.q_t, b.scores);
+  if (s.smooth_q) add_mean_scores_of_codes(s, call.q_means, document, head, t, b);
   product(s.accumulator, {b.v, s.head_dim, 1}, {b.g_t, kTile}, b.ds, kTile, t.keys, t.width, s.head_dim);
 }
 
@@ -116,10 +118,10 @@ static KeyFactors v_factors(const TileRows& rows, int j) {
 }  // namespace detail
 
 /// b.scores = y and b.ds = P (dP' - D') in units of dO's exponent and factor of the token; 0 for masked pairs, NaN for flagged ones.
-static void gradient_of_scores(const BackwardCall& call, const TileShape& t, const Buffers& b) {
+static void gradient_of_scores(const BackwardCall& call, const Document& document, int head, const TileShape& t, const Buffers& b) {
   const Settings& s = *call.settings;
   TileRows& rows = *b.rows;
-  detail::scores_and_d_p(call, t, b);
+  detail::scores_and_d_p(call, document, head, t, b);
   for (int j = 0; j < t.keys; ++j) {
     detail::p_of_ds(s, j, t, b);
     const auto [f0, f1] = detail::v_factors(rows, j);
@@ -130,9 +132,10 @@ static void gradient_of_scores(const BackwardCall& call, const TileShape& t, con
 }
 
 /// d[i] += the sum of P dP' and mass[i] += that of P over the tile's keys that row i sees, with the numbers that dS takes.
-static void add_row_sums(const BackwardCall& call, const TileShape& t, const Buffers& b, float* d, float* mass) {
+static void add_row_sums(const BackwardCall& call, const Document& document, int head, const TileShape& t, const Buffers& b,
+                         float* d, float* mass) {
   TileRows& rows = *b.rows;
-  detail::scores_and_d_p(call, t, b);
+  detail::scores_and_d_p(call, document, head, t, b);
   alignas(64) float d_of_tile[kTile] = {}, mass_of_tile[kTile] = {};
   for (int j = 0; j < t.keys; ++j) {
     detail::p_of_ds(*call.settings, j, t, b);

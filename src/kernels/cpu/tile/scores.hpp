@@ -59,11 +59,13 @@ static schedule::Interval query_tiles(const Settings& s, const Document& documen
 }
 
 /// rows.rho = FP32(c log2 e) * 2^eQ (times Q's factor of the token), the factor that turns y = acc * 2^eK into t; NaN for a flagged query, whose pairs are all NaN.
+/// A smoothed Q has its exponent and factors in y, beside the mean's part (smoothing.hpp).
 static void row_factors(const Settings& s, int queries, int width, TileRows& rows) {
-  const float base = numerics::mul(numerics::mul(s.scale_log2, rows.q_factor), rows.k_factor);
+  const float base = s.smooth_q ? s.scale_log2 : numerics::mul(numerics::mul(s.scale_log2, rows.q_factor), rows.k_factor);
   for (int i = 0; i < width; ++i)
     rows.rho[i] = i >= queries        ? 0.f
                   : rows.q_flagged[i] ? numerics::quiet_nan()
+                  : s.smooth_q        ? base
                                       : times_pow2(numerics::mul(base, rows.q_scale[i]), rows.q_exponent[i]);
 }
 
