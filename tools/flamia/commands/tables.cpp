@@ -19,11 +19,12 @@ namespace flamia::cli {
 namespace {
 
 constexpr const char* kRecipes =
-    "bf16,mxfp8,mxfp8-exact,nvfp4,nvfp4-exact,nvfp4-full,nvfp4-full ds=32x32,nvfp4-full fold-v=on fold-k=on,"
-    "nvfp4-full v1=e2m1/1xall/ue8m0/ceil,sagebwd,sagebwd smooth-k=off,sagebwd trains=off smooth-q=on,"
-    "sagebwd do1=int8/128xall/f32/amax dov-bf16=off,sagebwd ds=128x64,sagebwd v2=bf16,"
+    "bf16,bf16 d=scores,mxfp8,mxfp8-exact,mxfp8-exact d=scores,nvfp4,nvfp4-exact,nvfp4-full,nvfp4-full d=output,"
+    "nvfp4-full ds=32x32,nvfp4-full fold-v=on fold-k=on,nvfp4-full v1=e2m1/1xall/ue8m0/ceil,"
+    "sagebwd,sagebwd smooth-k=off,sagebwd smooth-q=on,sagebwd smooth-k=off smooth-q=on,sagebwd d=scores,"
+    "sagebwd do1=int8/128xall/f32/amax dov-bf16=off,sagebwd ds=128x64,sagebwd v2=bf16,sagebwd v2=bf16 d=scores,"
     "sagebwd k1=int8/64xall/f32/amax k2=int8/64xall/f32/amax v1=int8/64xall/f32/amax v2=bf16 p2=int8/128x64/f32/amax ds=128x64,"
-    "fp8-tensor,mxfp8-floor,"
+    "fp8-tensor,mxfp8-floor,mxfp8-floor d=scores,"
     "sage3,sage3 p1=e2m1/1x16/e4m3/amax/x0.00037202382,sage3 p1=e2m1/1x16/e4m3/amax,sage3 tile=64x64,sage3 smooth-q=off,"
     "sage3 smooth-k=off,"
     "sage3 smooth-q=off smooth-k=off,sage3 smooth-q=off smooth-k=off rotate=on,sage3-exact,"
