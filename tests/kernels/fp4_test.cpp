@@ -88,7 +88,7 @@ TEST(Nvfp4, TheBetterOfTwoScalesIsBetter) {
 TEST(Nvfp4Full, BarsOnShortPackedDocuments) {
   Input in = packed_normal(204);
   const cpu::OracleResult t = truth(in);
-  constexpr Bars kBars{.98, .96, .96, .97};
+  constexpr Bars kBars{.98, .965, .965, .97};
   for (const char* text : {"nvfp4-full", "nvfp4-full fold-v=on fold-k=on"}) expect_bars(in, recipe(text), t, kBars);
   // MXFP4 in the forward pass, and one payload of dS
   const std::string mxfp4 = "q1=e2m1/1x32/ue8m0/floor k1=e2m1/1x32/ue8m0/floor v1=e2m1/32x1/ue8m0/floor p1=e2m1/1x32/ue8m0/floor";
