@@ -34,10 +34,10 @@ objects=
 for source in "$kernels"/sm90/backward/*.cu "$kernels"/sm90/backward_ds16/*.cu "$kernels"/sm90/split/*.cu; do
   object=$out/$(basename "$(dirname "$source")")_$(basename "$source" .cu).o
   objects="$objects $object"
-  g++ $flags -include "$here/ptx.hpp" -x c++ -c "$source" -o "$object" &
+  ${CMAKE_CXX_COMPILER_LAUNCHER:-} g++ $flags -include "$here/ptx.hpp" -x c++ -c "$source" -o "$object" &
   jobs=$((${jobs:-0} + 1))
   [ $((jobs % ${JOBS:-2})) -eq 0 ] && wait
 done
-g++ $flags -c "$here/emulate.cpp" -o "$out/emulate.o"
+${CMAKE_CXX_COMPILER_LAUNCHER:-} g++ $flags -c "$here/emulate.cpp" -o "$out/emulate.o"
 wait
 g++ "$out/emulate.o" $objects -o "$out/emulate"

@@ -13,7 +13,7 @@ kernels=$copy/kernels/cuda
 rm -rf "$copy"
 mkdir -p "$kernels/sm90/forward" "$kernels/sm90/backward" "$kernels/ptx" "$copy/quantize/cuda" "$copy/schedule/cuda"
 cp -r "$root/src/numerics" "$copy"
-cp "$root"/src/quantize/cuda/int8.* "$root"/src/quantize/cuda/means.cu "$root"/src/quantize/cuda/*.hpp "$root"/src/quantize/cuda/*.cuh "$copy/quantize/cuda"
+cp "$root"/src/quantize/cuda/int8.cu "$root"/src/quantize/cuda/means.cu "$root"/src/quantize/cuda/*.hpp "$root"/src/quantize/cuda/*.cuh "$copy/quantize/cuda"
 cp "$root"/src/schedule/cuda/*.hpp "$copy/schedule/cuda"
 cp "$root"/src/schedule/*.hpp "$copy/schedule"
 cp "$root/src/kernels/cuda/device_status.hpp" "$root/src/kernels/cuda/dense_strides.hpp" "$kernels"
@@ -37,10 +37,10 @@ objects=
 for source in "$kernels"/sm90/int8/*.cu "$copy/quantize/cuda/int8.cu" "$copy/quantize/cuda/means.cu"; do
   object=$out/$(basename "$source" .cu).o
   objects="$objects $object"
-  g++ $flags -include "$here/ptx_int8.hpp" -x c++ -c "$source" -o "$object" &
+  ${CMAKE_CXX_COMPILER_LAUNCHER:-} g++ $flags -include "$here/ptx_int8.hpp" -x c++ -c "$source" -o "$object" &
   jobs=$((${jobs:-0} + 1))
   [ $((jobs % ${JOBS:-2})) -eq 0 ] && wait
 done
-g++ $flags -c "$here/emulate.cpp" -o "$out/emulate.o"
+${CMAKE_CXX_COMPILER_LAUNCHER:-} g++ $flags -c "$here/emulate.cpp" -o "$out/emulate.o"
 wait
 g++ "$out/emulate.o" $objects -o "$out/emulate" "$library" -lgtest -lfmt -lpthread -fopenmp
