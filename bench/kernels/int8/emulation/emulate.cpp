@@ -216,6 +216,7 @@ int main(int argc, char** argv) {
   const bool control = which == "control";
   bool good = true;
   for (int i = 0; i < static_cast<int>(std::size(shapes)); ++i)
-    if (which == "all" || which == std::to_string(i) || (control && i == 0)) good = flamia::test::compare(i, shapes[i], factor, control) && good;
+    if (which == "all" || which == std::to_string(i) || (control && i == 0))
+      good = flamia::test::compare(i, shapes[i], factor, control) && good;
   return good ? 0 : 1;
 }
