@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Correctness of the Hopper forward kernel on the GPU. Usage: check [tilesum] [quick] [mitchell|schraudolph]
+// Correctness of the Hopper forward kernel on the GPU. Usage: check [tilesum] [quick] [mitchell|schraudolph] [seed N]
 #include <cstring>
 #include <ctime>
 #include <string>
@@ -259,6 +259,8 @@ int main(int argc, char** argv) {
   }
   options.tilesum |= options.kind != Exponential::hardware;
   options.seed = static_cast<std::uint64_t>(std::time(nullptr));
+  for (int i = 1; i + 1 < argc; ++i)
+    if (std::strcmp(argv[i], "seed") == 0) options.seed = std::strtoull(argv[i + 1], nullptr, 10);
   std::printf("seed %llu, %s\n", static_cast<unsigned long long>(options.seed), options.tilesum ? "tilesum" : "phase32");
   Data plain, uneven, peaked, sink;
   plain.seed = uneven.seed = peaked.seed = sink.seed = options.seed;

@@ -76,6 +76,33 @@ __device__ __forceinline__ void barrier_wait_asleep(Barrier* barrier, std::uint3
   }
 }
 
+// The same by shared address, for a barrier that is found by arithmetic on addresses.
+
+__device__ __forceinline__ void barrier_arrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive_many(std::uint32_t barrier, std::uint32_t arrivals) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ bool barrier_passed(std::uint32_t barrier, std::uint32_t parity) {
+  std::uint32_t passed;
+  asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+               : "=r"(passed)
+               : "r"(barrier), "r"(parity)
+               : "memory");
+  return passed != 0;
+}
+__device__ __forceinline__ void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
+#if defined(FLAMIA_WATCHDOG)
+  for (std::uint32_t tries = 0; !barrier_passed(barrier, parity); ++tries) {
+    if (tries > 4000000) __trap();
+  }
+#else
+  while (!barrier_passed(barrier, parity)) {
+  }
+#endif
+}
+
 /// Named barrier among `threads` threads (a multiple of 32).
 __device__ __forceinline__ void named_barrier_sync(std::uint32_t name, std::uint32_t threads) {
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");

@@ -30,40 +30,39 @@ struct TileBlocks {
   BlockBytes bytes;  // of blocks beyond the document as of the first, so that they decide nothing
   int greatest;      // byte of the greatest value exponent, flagged blocks skipped
   int shift;         // of the lane's block: how far below the greatest
-  int shifts;        // those of all blocks if they are close: bit b the lower one of block b, bit b + 4 the higher one. Otherwise 0
-  int values;        // Values
+  int fold;          // the same if all blocks are close, otherwise 0
+  int values;        // Flags
 };
 
 __device__ __forceinline__ TileBlocks examine(BlockBytes bytes, int valid_keys, int lane) {
-  constexpr unsigned kBlocks = (1u << kKeyTile / kBlock) - 1;
   TileBlocks tile;
   const int first_key = __shfl_sync(kFullWarp, bytes.key, 0), first_value = __shfl_sync(kFullWarp, bytes.value, 0);
   const bool inside = kBlock * (lane % (kKeyTile / kBlock)) < valid_keys;
   tile.bytes = {inside ? bytes.key : first_key, inside ? bytes.value : first_value};
-  tile.greatest = __reduce_max_sync(kFullWarp, tile.bytes.value == kFlaggedByte ? 0 : tile.bytes.value);
-  tile.shift = tile.greatest - (tile.bytes.value == kFlaggedByte ? 0 : tile.bytes.value);
-  const unsigned far = __ballot_sync(kFullWarp, tile.shift > kClosest) & kBlocks;
-  const unsigned low = __ballot_sync(kFullWarp, (tile.shift & 1) != 0) & kBlocks,
-                 high = __ballot_sync(kFullWarp, (tile.shift & 2) != 0) & kBlocks;
-  tile.shifts = far == 0 ? low | high << 4 : 0;
-  tile.values = far != 0 ? Values::kMixed : tile.shifts != 0 ? Values::kClose : Values::kUniform;
+  const int value = tile.bytes.value == kFlaggedByte ? 0 : tile.bytes.value;
+  tile.greatest = __reduce_max_sync(kFullWarp, value);
+  tile.shift = tile.greatest - value;
+  const bool far = __any_sync(kFullWarp, tile.shift > kClosest);
+  tile.fold = far ? 0 : tile.shift;
+  tile.values = far ? Flags::kMixedValues : __any_sync(kFullWarp, tile.shift != 0) ? Flags::kClose : 0;
   return tile;
 }
 
-/// Puts 2^shift into the columns of ones beside a block's values: codes folded by 2^-shift then add up to what unfolded ones would. The stage
+/// Puts 2^fold into the columns of ones beside a block's values: codes folded by 2^-fold then add up to what unfolded ones would. The stage
 /// is free; whole warp.
 template <class Config>
-__device__ __forceinline__ void set_ones(Storage<Config>& storage, std::uint32_t slot, const TileBlocks& found, int lane) {
-  if (storage.ones_shifts[slot] == found.shifts) return;
+__device__ __forceinline__ void set_ones(Stage<Config>& stage, const TileBlocks& found, int lane) {
+  constexpr int kBlocks = kKeyTile / kBlock;
+  if (__all_sync(kFullWarp, stage.ones_folds[lane % kBlocks] == found.fold)) return;
   constexpr std::uint32_t one = 0x38;  // E4M3; a power of two is 8 more
-  const int shift = __shfl_sync(kFullWarp, found.shift, lane / 8);
-  const std::uint32_t word = (one + 8 * (found.shifts != 0 ? shift : 0)) * 0x01010101u;
-  const std::uint32_t at = ptx::shared_address(storage.value[slot]) + lane / 4 * Config::kValueGroupStride +
-                           Config::kValueGroupBytes + lane % 4 * (Config::kOnesBytes / 4);
+  const std::uint32_t word = (one + 8 * __shfl_sync(kFullWarp, found.fold, lane / 8)) * 0x01010101u;
+  const std::uint32_t at = ptx::shared_address(stage.value) + lane / 4 * Config::kValueGroupStride + Config::kValueGroupBytes +
+                           lane % 4 * (Config::kOnesBytes / 4);
   ptx::store_shared_x4(at, word, word, word, word);
   ptx::store_shared_x4(at + 16, word, word, word, word);
+  __syncwarp();  // every lane has read what stood
+  if (lane < kBlocks) stage.ones_folds[lane] = found.fold;
   ptx::fence_async_reads();
-  if (lane == 0) storage.ones_shifts[slot] = found.shifts;
   __syncwarp();
 }
 
@@ -74,16 +73,13 @@ __device__ __forceinline__ void store_exponents(TileExponents<Config::kScaleEntr
   static_assert(Config::kScaleEntries == kBlocks && kBlocks == 4);
   const auto [key, value] = found.bytes;
   const bool flagged = (key == kFlaggedByte) | (value == kFlaggedByte);
-  const int mixed_keys = __any_sync(kFullWarp, flagged);
-  int reach = value == kFlaggedByte ? 0 : value;  // inclusive prefix maximum over the blocks: four lanes, out of range is oneself
-  reach = max(reach, __shfl_up_sync(kFullWarp, reach, 1, kBlocks));
-  reach = max(reach, __shfl_up_sync(kFullWarp, reach, 2, kBlocks));
+  const int flags = found.values | (__any_sync(kFullWarp, flagged) ? Flags::kMixedKeys : 0);
   if (lane < kBlocks) {
     tile.key_factors[lane] = flagged ? kNaN : power_of_two_full(key - kExponentBias);
     tile.value[lane] = __float_as_int(static_cast<float>(-found.shift));
-    tile.reach[lane] = reach - kExponentBias;
   }
-  if (lane == kBlocks) *reinterpret_cast<int4*>(&tile) = make_int4(mixed_keys, found.values, 0, found.greatest - kExponentBias);
+  const int exponent = found.greatest - kExponentBias;
+  if (lane == kBlocks) *reinterpret_cast<int4*>(&tile) = make_int4(plain_exponent(flags, exponent), flags, 0, exponent);
 }
 
 }  // namespace flamia::sm90::forward

@@ -28,7 +28,7 @@ struct Consumer {
   std::uint32_t row;  // where the scales of its rows are parked
   Ring<Config::kWorkSlots> work;
   Ring<Config::kQueryBuffers> query;
-  Ring<Config::kStages> stage;
+  StageRing<Config> stage;
 
   /// Which third of the queries' buffer is its own, and which barriers tell of it.
   __device__ __forceinline__ int third() const { return Config::kLarge ? index : group; }
@@ -45,11 +45,11 @@ struct Consumer {
 template <class Config>
 __device__ __forceinline__ void skip_tile(Storage<Config>& storage, Consumer<Config>& self) {
   if (self.warp == 0) {
-    ptx::barrier_wait(&storage.tile_ready[self.stage.slot], self.stage.parity);
-    if (self.elected()) ptx::barrier_arrive_many(&storage.tile_free[self.stage.slot], kWarpsPerConsumer);
+    ptx::barrier_wait(self.stage.at + StageRing<Config>::kReady, self.stage.parity);
+    if (self.elected()) ptx::barrier_arrive_many(self.stage.at + StageRing<Config>::kFree, kWarpsPerConsumer);
     __syncwarp();
   }
-  self.stage.advance();
+  self.stage.advance(ptx::shared_address(storage.stages));
 }
 
 template <class Config>
@@ -77,175 +77,222 @@ __device__ __forceinline__ void begin_rows(RowState<Config>& state, Storage<Conf
 /// two changes no bit of A, so that a later token's exponent may be meant; but where it is far above that of the tile's first key, which
 /// every row sees, the latter counts: no amplitude between 2^-70 and 2^60 may leave FP32's range.
 template <class Config>
-__device__ __forceinline__ int value_unit(const TileExponents<Config::kScaleEntries>& tile) {
-  const int4 header = ptx::load_shared_int4(ptx::shared_address(&tile));
-  const int word = ptx::load_shared_int(ptx::shared_address(tile.value));  // per token: written where values are mixed
+__device__ __forceinline__ int value_unit(std::uint32_t tile) {
+  const int4 header = ptx::load_shared_int4(tile);
+  const int word = ptx::load_shared_int(
+      tile + offsetof(TileExponents<Config::kScaleEntries>, value));  // per token: written where values are mixed
   const int of_first_key = Config::kTokenBlocks ? header.w + __float2int_rn(__int_as_float(word)) : (word >> 23) - kExponentBias;
-  const int first = Config::kTokenBlocks || header.y != 0 ? of_first_key : header.w;
+  const int first = Config::kTokenBlocks || (header.y & Flags::kMixedValues) != 0 ? of_first_key : header.w;
   return clamp(header.w - first <= 8 ? header.w : first, -40, 40);
 }
 
-/// Greatest value exponent that a row may know of a mixed tile.
+/// Greatest value exponent that a row may know of a mixed tile, of which `greatest` is the greatest.
 template <class Config>
-__device__ __forceinline__ int row_reach(const TileExponents<Config::kScaleEntries>& tile, const Item& item, int half,
+__device__ __forceinline__ int row_reach(const TileExponents<Config::kScaleEntries>& tile, int greatest, const Item& item, int half,
                                          int first_key) {
   const int last = clamp(item.window.last_key(item.position(half), item.length) - first_key, 0, kKeyTile - 1);
-  return tile.reach[Config::kScaleGroup == ScaleGroup::block ? last / kBlock : last];
+  if constexpr (Config::kTokenBlocks) {
+    float below = __int_as_float(tile.value[0]);
+#pragma unroll
+    for (int block = 1; block < kKeyTile / kBlock; ++block)
+      below = last >= block * kBlock ? fmaxf(below, __int_as_float(tile.value[block])) : below;
+    return greatest + __float2int_rn(below);
+  } else {
+    return tile.reach[last];
+  }
 }
 
-/// What a tile is, known before its scores are.
+/// What a rare tile asks for.
+struct Asks {
+  static constexpr int kKeyFactors = 1;                // its keys are mixed, or flagged
+  static constexpr int kRightEdge = 2, kLeftEdge = 4;  // the mask cuts it
+  static constexpr int kCareful = 8;                   // some row of the warp is careful (tilesum)
+  static constexpr int kFolds = 16;                    // P by V's exponents, beyond what its bias can do
+  static constexpr int kScale = 32;                    // the partial O is not in A's unit
+};
+
+/// What is known of a tile before its scores are. *Rare* tiles ask for more than the usual one.
 template <class Config>
 struct TileKind {
   ScoreFactors<Config> factors;
-  bool usual;                        // one value exponent, the unit
-  int mixed_values, value_exponent;  // of the tile's exponents; uniform
-  bool careful;                      // some row of the warp is (phase32: always)
+  float bias[2];
+  bool rare;
+  int asks;  // of a rare tile; uniform
 };
 
-/// S of one tile with the row's mask. Everything that does not need the scores happens while they are being multiplied: the loads are such
-/// that the compiler cannot put them between the products.
+/// Parks the scale of a partial O.
 template <class Config>
-__device__ __forceinline__ TileKind<Config> masked_scores(float (&scores)[Config::kScores], Storage<Config>& storage,
-                                                          const Consumer<Config>& self, const Item& item, int first_key, int unit) {
-  const std::uint32_t slot = self.stage.slot;
-  const TileExponents<Config::kScaleEntries>& exponents = storage.exponents[slot];
-  issue_scores<Config>(scores, item.query, ptx::descriptor_low(storage.key[slot], QueryOperand<Config>::kLayout));
-  if (first_key < 0) ptx::mark();  // no load below moves up between the products
-  const int4 header = ptx::load_shared_int4(ptx::shared_address(&exponents));
+__device__ __forceinline__ void park_scale(const Consumer<Config>& self, RowPair reach, int unit) {
+  ptx::store_shared_float2(self.row + Parked<Config>::kValueScale, {power_of_two(clamp(reach.of(0) - unit, -126, 127)),
+                                                                    power_of_two(clamp(reach.of(1) - unit, -126, 127))});
+}
+
+/// What a rare tile asks for; the scale of its partial O is parked where it has one and needs no folds.
+template <class Config>
+__device__ __forceinline__ int asks_of(const Consumer<Config>& self, const Item& item, int first_key, int unit, bool careful) {
+  const int4 header = ptx::load_shared_int4(self.stage.at + StageRing<Config>::kExponents);
+  const int flags = __shfl_sync(kFullWarp, header.y, 0), value_exponent = __shfl_sync(kFullWarp, header.w, 0);
+  const bool right = first_key + kKeyTile - 1 > item.last_common, left = first_key < item.first_common;
+  const int folding = Config::kTokenBlocks && right ? Flags::kMixedValues | Flags::kClose : Flags::kMixedValues;
+  const bool folds = (flags & folding) != 0, scaled = value_exponent != unit || (folds && right);
+  if (scaled && !folds) park_scale(self, {value_exponent, value_exponent}, unit);
+  return ((flags & Flags::kMixedKeys) != 0 ? Asks::kKeyFactors : 0) | (right ? Asks::kRightEdge : 0) |
+         (left ? Asks::kLeftEdge : 0) | (__any_sync(kFullWarp, careful) ? Asks::kCareful : 0) | (folds ? Asks::kFolds : 0) |
+         (scaled ? Asks::kScale : 0);
+}
+
+/// Scores of one tile, unmasked. Everything that does not need them happens while they are being multiplied: the loads are such that the
+/// compiler cannot put them between the products.
+template <class Config>
+__device__ __forceinline__ TileKind<Config> make_scores(float (&scores)[Config::kScores], const Consumer<Config>& self,
+                                                        const RowState<Config>& state, const Item& item, int tile, int unit) {
+  const std::uint32_t exponents = self.stage.at + StageRing<Config>::kExponents;
+  issue_scores<Config>(scores, item.query, keys_of<Config>(self.stage.at));
+  if (tile < 0) ptx::mark();  // no load below moves up between the products
+  const int plain_exponent = ptx::load_shared_int(exponents);
   const float2 row = ptx::load_shared_float2(self.row);
   TileKind<Config> kind;
-  kind.factors = score_factors<Config>(exponents, row, header);
-  kind.careful = Config::kReference == RowReference::phase32 || __any_sync(kFullWarp, is_careful(row.x) | is_careful(row.y));
-  kind.value_exponent = __shfl_sync(kFullWarp, header.w, 0);
-  const bool right_edge = first_key + kKeyTile - 1 > item.last_common;
-  kind.mixed_values = __shfl_sync(kFullWarp, Config::kTokenBlocks && !right_edge ? header.y & Values::kMixed : header.y, 0);
-  kind.usual = !__any_sync(kFullWarp, (kind.mixed_values | (header.w ^ unit)) != 0);
-  const bool left_edge = first_key < item.first_common;
-  const bool special = __any_sync(kFullWarp, header.x != 0 || right_edge || left_edge);
-  if (special) ptx::mark();  // no vote sinks below the wait
+  kind.factors = score_factors<Config>(exponents, row);
+  const bool cut = static_cast<unsigned>(tile - item.first_whole) >= static_cast<unsigned>(item.whole);
+  const bool careful = Config::kReference == RowReference::tilesum && (is_careful(row.x) | is_careful(row.y));
+  kind.rare = __any_sync(kFullWarp, careful | cut | (plain_exponent != unit));
+  if (kind.rare)
+    kind.asks =
+        asks_of<Config>(self, item, tile * kKeyTile, unit, careful);  // a branch, so that the vote does not sink below the wait
   ptx::wait_products<0>();
   ptx::fence_registers(scores);
-  if (special) {
-    if (__any_sync(kFullWarp, header.x != 0)) {
-      if constexpr (Config::kScaleGroup == ScaleGroup::block)
-        flag_blocks<Config>(scores, kind.factors, exponents);
-      else
-        apply_key_factors<Config>(scores, exponents, self.lane);
-    }
-    if (right_edge || left_edge) keep_above_zero<Config>(kind.factors);
-    if (right_edge) mask_after<Config>(scores, item, first_key, self.lane);
-    if (left_edge) mask_before<Config>(scores, item, first_key, self.lane);
-  }
+  kind.bias[0] = kCodeShift - state.reference[0];
+  kind.bias[1] = kCodeShift - state.reference[1];
   return kind;
 }
 
-/// Codes of a tile. In a tile of several value exponents also the row sums (otherwise PV's column of ones gives them). Those, and scales of
-/// the partial O that are not one, are parked in shared memory. Returns whether there are such.
+/// Codes of a tile, after what a rare one needs before: masks, references of careful rows. Where P is folded the row sums too (otherwise PV's
+/// column of ones gives them) and the scale of the partial O; they are parked.
 template <class Config>
-__device__ __forceinline__ bool tile_codes(std::uint32_t (&codes)[kCodeWords], Storage<Config>& storage,
-                                           const Consumer<Config>& self, std::uint32_t slot, const float (&scores)[Config::kScores],
-                                           const TileKind<Config>& kind, const float (&bias)[2], const RowState<Config>& state,
-                                           std::uint32_t value, const Item& item, int first_key, int unit) {
-  if (kind.usual) {
-    make_codes<Config>(codes, scores, kind.factors, bias, first_key);
-    if constexpr (Config::kRecordCodes) record_unfolded<Config>(scores, kind.factors, bias, state, item, first_key);
-    return false;
-  }
-  const TileExponents<Config::kScaleEntries>& exponents = storage.exponents[slot];
-  const bool right_edge = first_key + kKeyTile - 1 > item.last_common;
-  RowPair reach{kind.value_exponent, kind.value_exponent};
-  if (kind.mixed_values != 0) {
-    if (right_edge) {
-      reach = {row_reach<Config>(exponents, item, 0, first_key), row_reach<Config>(exponents, item, 1, first_key)};
+__device__ __forceinline__ void make_all_codes(std::uint32_t (&codes)[kCodeWords], Storage<Config>& storage,
+                                               const Consumer<Config>& self, float (&scores)[Config::kScores],
+                                               TileKind<Config>& kind, RowState<Config>& state, const Item& item, int first_key,
+                                               int unit) {
+  constexpr bool always_careful = Config::kReference == RowReference::phase32;
+  const auto asks = [&](int what) { return kind.rare && (kind.asks & what) != 0; };
+  if (kind.rare || always_careful) {
+    const TileExponents<Config::kScaleEntries>& exponents =
+        stage_at(storage, ptx::shared_address(&storage), self.stage.at).exponents;
+    if (asks(Asks::kKeyFactors | Asks::kRightEdge | Asks::kLeftEdge)) {
+      if (asks(Asks::kKeyFactors)) {
+        if constexpr (Config::kTokenBlocks)
+          flag_blocks<Config>(scores, kind.factors, exponents);
+        else
+          apply_key_factors<Config>(scores, exponents, self.lane);
+      }
+      if (asks(Asks::kRightEdge | Asks::kLeftEdge)) keep_above_zero<Config>(kind.factors);
+      if (asks(Asks::kRightEdge)) mask_after<Config>(scores, item, first_key, self.lane);
+      if (asks(Asks::kLeftEdge)) mask_before<Config>(scores, item, first_key, self.lane);
     }
-    float sums[4];
-    if constexpr (Config::kScaleGroup == ScaleGroup::block) {
-      make_block_folded_codes<Config>(codes, sums, ptx::descriptor_low(storage.ones, OnesOperand<Config>::kLayout), scores,
-                                      kind.factors, bias, state, item, first_key, exponents, reach, kind.value_exponent);
-    } else {
-      make_token_folded_codes<Config>(codes, sums, value + (Config::kValueGroupBytes >> 4), scores, kind.factors, bias, state, item,
-                                      first_key, exponents, reach, ptx::thread_index() % 32);
+    if (always_careful || asks(Asks::kCareful)) {
+      raise_reference<Config>(state, scores, kind.factors, &storage.row_scale[ptx::thread_index() - 128]);
+      kind.bias[0] = kCodeShift - state.reference[0];
+      kind.bias[1] = kCodeShift - state.reference[1];
+      if (__any_sync(kFullWarp, off_grid(state.reference[0]) | off_grid(state.reference[1]))) {
+        round_scores<Config>(scores, kind.factors, kind.bias, state);
+      }
     }
-    ptx::store_shared_float2(self.row + Parked<Config>::kMixedSums, {sums[0], sums[2]});
-  } else {
-    make_codes<Config>(codes, scores, kind.factors, bias, first_key);
-    if constexpr (Config::kRecordCodes) record_unfolded<Config>(scores, kind.factors, bias, state, item, first_key);
+    if (asks(Asks::kFolds)) {
+      const int value_exponent = __shfl_sync(kFullWarp, exponents.value_exponent, 0);
+      RowPair reach{value_exponent, value_exponent};
+      if (asks(Asks::kRightEdge)) {
+        reach = {row_reach<Config>(exponents, value_exponent, item, 0, first_key),
+                 row_reach<Config>(exponents, value_exponent, item, 1, first_key)};
+      }
+      float sums[4];
+      if constexpr (Config::kTokenBlocks) {
+        make_block_folded_codes<Config>(codes, sums, ptx::descriptor_low(storage.ones, OnesOperand<Config>::kLayout), scores,
+                                        kind.factors, kind.bias, state, item, first_key, exponents, reach, value_exponent);
+      } else {
+        make_token_folded_codes<Config>(codes, sums, values_of<Config>(self.stage.at) + (Config::kValueGroupBytes >> 4), scores,
+                                        kind.factors, kind.bias, state, item, first_key, exponents, reach,
+                                        ptx::thread_index() % 32);
+      }
+      ptx::store_shared_float2(self.row + Parked<Config>::kMixedSums, {sums[0], sums[2]});
+      park_scale(self, reach, unit);
+      return;
+    }
   }
-  ptx::store_shared_float2(self.row + Parked<Config>::kValueScale, {power_of_two(clamp(reach.of(0) - unit, -126, 127)),
-                                                                    power_of_two(clamp(reach.of(1) - unit, -126, 127))});
-  return kind.value_exponent != unit || (kind.mixed_values != 0 && right_edge);
+  make_codes<Config>(codes, scores, kind.factors, kind.bias);
+  if constexpr (Config::kRecordCodes) record_unfolded<Config>(scores, kind.factors, kind.bias, state, item, first_key);
 }
 
-/// One key tile: S, softmax with the row reference, PV, promotion. Returns whether it counts: with the tile-sum reference a rejected tile
-/// is done once more. (The caller's loop does that: a loop in here would make the compiler compute V's descriptors before it issues S.)
+/// One key tile: S, softmax with the row reference, PV, promotion; then `tile` goes down. With the tile-sum reference a rejected tile is done
+/// once more, and `tile` stays. (The caller's loop does that: a loop in here would make the compiler compute V's descriptors before it issues S.)
 template <class Config>
-__device__ __forceinline__ bool attend_tile(Storage<Config>& storage, Consumer<Config>& self, RowState<Config>& state,
-                                            const Item& item, int tile, int last_visited, int unit) {
-  const std::uint32_t slot = self.stage.slot;
-  const int first_key = tile * kKeyTile;
+__device__ __forceinline__ void attend_tile(Storage<Config>& storage, Consumer<Config>& self, RowState<Config>& state,
+                                            const Item& item, int& tile, int last_visited, int unit) {
+  const std::uint32_t stage = self.stage.at, first_stage = ptx::shared_address(storage.stages);
   constexpr bool may_redo = Config::kReference == RowReference::tilesum;
 
   float scores[Config::kScores];
-  TileKind<Config> kind = masked_scores<Config>(scores, storage, self, item, first_key, unit);
-  float bias[2] = {kCodeShift - state.reference[0], kCodeShift - state.reference[1]};
-  if (kind.careful) {
-    raise_reference<Config>(state, scores, kind.factors, &storage.row_scale[ptx::thread_index() - 128]);
-    bias[0] = kCodeShift - state.reference[0];
-    bias[1] = kCodeShift - state.reference[1];
-    if (__any_sync(kFullWarp, off_grid(state.reference[0]) | off_grid(state.reference[1]))) {
-      round_scores<Config>(scores, kind.factors, bias, state);
-    }
-  }
-
-  const std::uint32_t value = ptx::descriptor_low(storage.value[slot], ValueOperand<Config>::kLayout);
+  TileKind<Config> kind = make_scores<Config>(scores, self, state, item, tile, unit);
   std::uint32_t codes[kCodeWords];
-  bool scaled_values = tile_codes<Config>(codes, storage, self, slot, scores, kind, bias, state, value, item, first_key, unit);
+  make_all_codes<Config>(codes, storage, self, scores, kind, state, item, tile * kKeyTile, unit);
+
   Partial partial;
-  issue_output<Config>(partial, codes, value);
-  Ring<Config::kStages> next = self.stage;
-  next.advance();
-  const bool ready = ptx::barrier_passed(&storage.tile_ready[next.slot], next.parity);  // asked early: the answer takes long
+  issue_output<Config>(partial, codes, values_of<Config>(stage));
+  self.stage.advance(first_stage);
+  const bool ready =
+      ptx::barrier_passed(self.stage.at + StageRing<Config>::kReady, self.stage.parity);  // asked early: the answer takes long
   ptx::wait_products<may_redo && kTwoProducts<Config> ? 1 : 0>();
   ptx::fence_registers(partial.last);
   float sum[2] = {partial.last[kChannels / 2], partial.last[kChannels / 2 + 2]};
-  if (!kind.usual && kind.mixed_values != 0) {
-    const float2 sums = ptx::load_shared_float2(self.row + Parked<Config>::kMixedSums);
-    sum[0] = sums.x;
-    sum[1] = sums.y;
+  bool mine = fmaxf(sum[0], sum[1]) >= kRejectedSum;
+  if (kind.rare) {
+    if ((kind.asks & Asks::kFolds) != 0) {
+      const float2 sums = ptx::load_shared_float2(self.row + Parked<Config>::kMixedSums);
+      sum[0] = sums.x;
+      sum[1] = sums.y;
+    }
+    if constexpr (may_redo) mine = __any_sync(kFullWarp, rejected(&storage.row_scale[ptx::thread_index() - 128], sum[0], sum[1]));
   }
   if constexpr (may_redo) {
-    bool mine = fmaxf(sum[0], sum[1]) >= kRejectedSum;
-    if (kind.careful) mine = __any_sync(kFullWarp, rejected(&storage.row_scale[ptx::thread_index() - 128], sum[0], sum[1]));
     const bool again = __any_sync(kFullWarp, ptx::named_barrier_any(kFirstConsumerBarrier + self.index, 128, mine));
     ptx::wait_products<0>();
     if (again) {
       become_careful(&storage.row_scale[ptx::thread_index() - 128], sum[0], sum[1]);
-      return false;
-    }
-    if (kind.careful & may_free(first_key, item.last_common - first_key)) {
-      scaled_values =
-          free_rows<Config>(state, sum[0], sum[1], item, first_key, scaled_values, &storage.value_scale[ptx::thread_index() - 128],
-                            &storage.row_scale[ptx::thread_index() - 128]);
+      self.stage.retreat(first_stage);
+      return;
     }
   }
   ptx::fence_registers(partial.first);
   __syncwarp();
-  if (self.elected()) ptx::barrier_arrive(&storage.tile_free[slot]);
-  if constexpr (Config::kLarge) {  // the next queries come while the rows leave
-    if (tile == last_visited && self.elected()) ptx::barrier_arrive(&storage.query_free[self.index]);
-  }
-  self.stage = next;
-
-  if (scaled_values) {
-    const float2 scale = ptx::load_shared_float2(self.row + Parked<Config>::kValueScale);
-    promote_scaled<Config>(state, partial, {scale.x, scale.y});
-  } else {
+  const auto hand_back = [&] {
+    if (self.elected()) ptx::barrier_arrive(stage + StageRing<Config>::kFree);
+    if constexpr (Config::kLarge) {  // the next queries come while the rows leave
+      if (tile == last_visited && self.elected()) ptx::barrier_arrive(&storage.query_free[self.index]);
+    }
+  };
+  if (!kind.rare) {
+    hand_back();
     promote<Config>(state, partial);
+  } else {
+    bool scaled = (kind.asks & Asks::kScale) != 0;
+    if constexpr (may_redo) {
+      const int first_key = tile * kKeyTile;
+      if ((kind.asks & Asks::kCareful) != 0 && may_free(first_key, item.last_common - first_key)) {
+        scaled = free_rows<Config>(state, sum[0], sum[1], item, first_key, scaled, &storage.value_scale[ptx::thread_index() - 128],
+                                   &storage.row_scale[ptx::thread_index() - 128]);
+      }
+    }
+    hand_back();
+    if (__any_sync(kFullWarp, scaled)) {
+      const float2 scale = ptx::load_shared_float2(self.row + Parked<Config>::kValueScale);
+      promote_scaled<Config>(state, partial, {scale.x, scale.y});
+    } else {
+      promote<Config>(state, partial);
+    }
   }
   state.sum[0] += sum[0];
   state.sum[1] += sum[1];
-  if (!ready & (tile > last_visited)) ptx::barrier_wait(&storage.tile_ready[next.slot], next.parity);
-  return true;
+  --tile;
+  if (!ready & (tile >= last_visited)) ptx::barrier_wait(self.stage.at + StageRing<Config>::kReady, self.stage.parity);
 }
 
 /// All key tiles of one work item for this warpgroup's 64 queries, from the highest down.
@@ -272,11 +319,16 @@ __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Conf
 
   std::uint8_t* const queries =
       storage.query[self.query.slot] + self.third() * (Config::kRowsPerConsumer * Config::kHeadDim * Config::kScoreBytes);
-  const Item item{ptx::descriptor_low(queries, QueryOperand<Config>::kLayout),
+  const int first_common = __shfl_sync(kFullWarp, window.first_key(first_query + Config::kRowsPerConsumer - 1), 0),
+            last_common = __shfl_sync(kFullWarp, window.last_key(first_query, work.length), 0);
+  const int first_whole = __shfl_sync(kFullWarp, (first_common + kKeyTile - 1) / kKeyTile, 0);
+  const Item item{__shfl_sync(kFullWarp, ptx::descriptor_low(queries, QueryOperand<Config>::kLayout), 0),
                   first_query,
                   work.length,
-                  __shfl_sync(kFullWarp, window.first_key(first_query + Config::kRowsPerConsumer - 1), 0),
-                  __shfl_sync(kFullWarp, window.last_key(first_query, work.length), 0),
+                  first_common,
+                  last_common,
+                  first_whole,
+                  __shfl_sync(kFullWarp, max((last_common + 1) / kKeyTile - first_whole, 0), 0),
                   window,
                   &params,
                   work.head * params.slots + work.slot_start};
@@ -285,12 +337,12 @@ __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Conf
   ptx::barrier_wait(query_ready, self.query.parity);
   RowState<Config> state;
   begin_rows<Config>(state, storage, self);
-  ptx::barrier_wait(&storage.tile_ready[self.stage.slot], self.stage.parity);
-  const int unit = __shfl_sync(kFullWarp, value_unit<Config>(storage.exponents[self.stage.slot]), 0);
+  ptx::barrier_wait(self.stage.at + StageRing<Config>::kReady, self.stage.parity);
+  const int unit = __shfl_sync(kFullWarp, value_unit<Config>(self.stage.at + StageRing<Config>::kExponents), 0);
   int tile = own.last;
 #pragma unroll 1
   while (tile >= own.first) {
-    if (attend_tile<Config>(storage, self, state, item, tile, own.first, unit)) --tile;
+    attend_tile<Config>(storage, self, state, item, tile, own.first, unit);
   }
   if constexpr (!Config::kLarge) {  // otherwise free since the last scores
     if (self.elected()) ptx::barrier_arrive(query_free);
@@ -305,19 +357,21 @@ __device__ __forceinline__ void attend(const ForwardParams& params, Storage<Conf
 
 template <class Config>
 __device__ __forceinline__ void consume(const ForwardParams& params, Storage<Config>& storage, int index, int thread) {
-  Consumer<Config> self{index,       index,
-                        thread,      __shfl_sync(kFullWarp, thread / 32, 0),
-                        thread % 32, ptx::kept(ptx::shared_address(&storage.row_scale[128 * index + thread])),
-                        {},          {},
-                        {}};
+  Consumer<Config> self{index,
+                        index,
+                        thread,
+                        __shfl_sync(kFullWarp, thread / 32, 0),
+                        thread % 32,
+                        ptx::kept(ptx::shared_address(&storage.row_scale[128 * index + thread])),
+                        {},
+                        {},
+                        {ptx::shared_address(storage.stages), 0}};
   while (true) {
     ptx::barrier_wait(&storage.work_ready[self.work.slot], self.work.parity);
-    Work work = storage.work[self.work.slot];
+    const Work work = uniform(storage.work[self.work.slot]);
     __syncwarp();
     if (self.lane == 0) ptx::barrier_arrive(&storage.work_taken[self.work.slot]);
     self.work.advance();
-    work.length = __shfl_sync(kFullWarp, work.length, 0);  // uniform for the compiler too: tile bounds stay in uniform registers
-    work.first = __shfl_sync(kFullWarp, work.first, 0);
     if (work.length < 0) return;
     attend<Config>(params, storage, self, work);
     self.query.advance();

@@ -97,6 +97,11 @@ __device__ __forceinline__ TileWords examine(ExponentWords words, int valid_keys
   return tile;
 }
 
+/// The first word of TileExponents.
+__device__ __forceinline__ int plain_exponent(int flags, int value_exponent) {
+  return (flags & (Flags::kMixedKeys | Flags::kMixedValues)) != 0 ? kNotPlain : value_exponent;
+}
+
 /// Writes the exponents of one tile; all lanes of the copy warp take part.
 template <class Config>
 __device__ __forceinline__ void store_exponents(TileExponents<Config::kScaleEntries>& tile, const TileWords& found, int lane) {
@@ -105,7 +110,8 @@ __device__ __forceinline__ void store_exponents(TileExponents<Config::kScaleEntr
 
   if (found.one_key && found.one_value) {
     if (lane == 0) {
-      *reinterpret_cast<int4*>(&tile) = make_int4(0, 0, key_factor, static_cast<int>(found.first_value) - kExponentBias);
+      const int exponent = static_cast<int>(found.first_value) - kExponentBias;
+      *reinterpret_cast<int4*>(&tile) = make_int4(exponent, 0, key_factor, exponent);
     }
     return;
   }
@@ -118,7 +124,12 @@ __device__ __forceinline__ void store_exponents(TileExponents<Config::kScaleEntr
   }
   const int greatest = __shfl_sync(kFullWarp, reach, 31);
   const bool flagged = __any_sync(kFullWarp, has_flagged(words.key) || has_flagged(words.value));
-  if (lane == 0) *reinterpret_cast<int4*>(&tile) = make_int4(!found.one_key || flagged, !found.one_value, key_factor, greatest);
+  const bool mixed_keys = !found.one_key | flagged;
+  const int flags = (mixed_keys ? Flags::kMixedKeys : 0) | (found.one_value ? 0 : Flags::kMixedValues);
+  if (lane == 0) {
+    *reinterpret_cast<int4*>(&tile) =
+        make_int4(plain_exponent(flags, greatest), flags, mixed_keys ? __float_as_int(1.0f) : key_factor, greatest);
+  }
 
   int running = __shfl_up_sync(kFullWarp, reach, 1);
   if (lane == 0) running = -127;

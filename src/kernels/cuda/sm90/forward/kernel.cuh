@@ -26,12 +26,13 @@ __device__ __forceinline__ void prepare(Storage<Config>& storage) {
   constexpr int words = Config::kStages * Config::kTokenGroups * Config::kOnesBytes / 4;
   for (int i = threadIdx.x; i < words; i += Config::kThreads) {
     const int word = i % (Config::kOnesBytes / 4), group = i / (Config::kOnesBytes / 4);
-    std::uint8_t* const ones = storage.value[group / Config::kTokenGroups] +
+    std::uint8_t* const ones = storage.stages[group / Config::kTokenGroups].value +
                                group % Config::kTokenGroups * Config::kValueGroupStride + Config::kValueGroupBytes;
     reinterpret_cast<std::uint32_t*>(ones)[word] = one_e4m3_x4;
   }
   if (threadIdx.x < 2 * Config::kOnesBytes / 4) reinterpret_cast<std::uint32_t*>(storage.ones)[threadIdx.x] = one_e4m3_x4;
-  if (threadIdx.x < Config::kStages) storage.ones_shifts[threadIdx.x] = 0;
+  constexpr int kBlocks = kKeyTile / kBlock;
+  if (threadIdx.x < Config::kStages * kBlocks) storage.stages[threadIdx.x / kBlocks].ones_folds[threadIdx.x % kBlocks] = 0;
   if (threadIdx.x == 0) {
     constexpr int kWarp = 32;  // lanes of the copy warp
     constexpr int consumer_warps = kWarpsPerConsumer * Config::kConsumers;
@@ -45,8 +46,8 @@ __device__ __forceinline__ void prepare(Storage<Config>& storage) {
       ptx::barrier_init(&storage.query_free[i], Config::kLarge ? kWarpsPerConsumer : consumer_warps);
     }
     for (int i = 0; i < Config::kStages; ++i) {
-      ptx::barrier_init(&storage.tile_ready[i], Config::kExponentWriters);
-      ptx::barrier_init(&storage.tile_free[i], consumer_warps);
+      ptx::barrier_init(&storage.stages[i].ready, Config::kExponentWriters);
+      ptx::barrier_init(&storage.stages[i].free, consumer_warps);
     }
   }
   ptx::fence_before_async_use();
@@ -62,10 +63,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1) forward_kernel(const __gr
   prepare<Config>(storage);
   if (warpgroup == 0) {
     ptx::give_registers<Config::kLoaderRegisters>();
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (warp == 0 && lane == 0) schedule<Config>(params, storage);
-    if (warp == 1) copy_operands<Config>(params, storage, lane);
-    if constexpr (Config::kLarge) {
+    const int warp = __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
+    if (warp == 1) {
+      copy_operands<Config>(params, storage, lane);
+    } else if (warp == 0) {
+      if (lane == 0) schedule<Config>(params, storage);
+    } else if constexpr (Config::kLarge) {
       if (warp == 2) copy_queries_apart<Config>(params, storage, lane);
     }
   } else {

@@ -141,14 +141,13 @@ __device__ __forceinline__ void copy_queries_apart(const ForwardParams& params, 
 /// The tile's values: one copy a token group, for the ones between the groups stay. By one lane, and one that `elect_lane` chose: the compiler then
 /// knows the addresses to be uniform. Given a lane a copy it loops over the lanes, nine instructions each.
 template <class Config>
-__device__ __forceinline__ void copy_values(const ForwardParams& params, Storage<Config>& storage, std::uint32_t slot,
-                                            std::int64_t row, ptx::Barrier* landed) {
+__device__ __forceinline__ void copy_values(const ForwardParams& params, Stage<Config>& stage, std::int64_t row) {
   if (ptx::elect_lane()) {
 #pragma unroll
     for (int group = 0; group < Config::kTokenGroups; ++group)
-      ptx::bulk_copy(storage.value[slot] + group * Config::kValueGroupStride,
+      ptx::bulk_copy(stage.value + group * Config::kValueGroupStride,
                      params.value_codes + row * Config::kHeadDim + group * Config::kValueGroupBytes, Config::kValueGroupBytes,
-                     landed);
+                     &stage.ready);
   }
 }
 
@@ -166,24 +165,23 @@ __device__ __forceinline__ auto load_exponents(const ForwardParams& params, std:
 template <class Config>
 __device__ __forceinline__ void copy_tile(const ForwardParams& params, Storage<Config>& storage, CopyState<Config>& state,
                                           const Work& work, int tile, int lane) {
-  const std::uint32_t slot = state.stage.slot;
+  Stage<Config>& stage = storage.stages[state.stage.slot];
   const std::int64_t row = work.key_head * params.slots + work.slot_start + static_cast<std::int64_t>(tile) * kKeyTile;
   const auto bytes = load_exponents<Config>(params, row, lane);
   constexpr std::uint32_t value_bytes = Config::kTokenGroups * Config::kValueGroupBytes;
 
-  ptx::barrier_wait_asleep(&storage.tile_free[slot], state.stage.parity ^ 1, kSleep);
+  ptx::barrier_wait_asleep(&stage.free, state.stage.parity ^ 1, kSleep);
   if (ptx::elect_lane()) {
-    ptx::bulk_copy(storage.key[slot], params.key_codes + row * (Config::kHeadDim * Config::kScoreBytes), Config::kKeyBytes,
-                   &storage.tile_ready[slot]);
+    ptx::bulk_copy(stage.key, params.key_codes + row * (Config::kHeadDim * Config::kScoreBytes), Config::kKeyBytes, &stage.ready);
   }
-  copy_values<Config>(params, storage, slot, row, &storage.tile_ready[slot]);
+  copy_values<Config>(params, stage, row);
   const auto found = examine(bytes, work.length - tile * kKeyTile, lane);
-  if constexpr (Config::kTokenBlocks) set_ones<Config>(storage, slot, found, lane);
-  store_exponents<Config>(storage.exponents[slot], found, lane);
+  if constexpr (Config::kTokenBlocks) set_ones<Config>(stage, found, lane);
+  store_exponents<Config>(stage.exponents, found, lane);
   if (lane == 0)  // last of all, for the exponents: every lane that wrote some arrives for its own
-    ptx::barrier_arrive_expect(&storage.tile_ready[slot], Config::kKeyBytes + value_bytes);
+    ptx::barrier_arrive_expect(&stage.ready, Config::kKeyBytes + value_bytes);
   else if (lane < Config::kExponentWriters)
-    ptx::barrier_arrive(&storage.tile_ready[slot]);
+    ptx::barrier_arrive(&stage.ready);
   __syncwarp();
   state.stage.advance();
 }
@@ -197,7 +195,7 @@ __device__ __forceinline__ void copy_operands(const ForwardParams& params, Stora
   for (bool first_item = true;; first_item = false) {
     const std::uint32_t slot = state.work.slot;
     ptx::barrier_wait_asleep(&storage.work_ready[slot], state.work.parity, kSleep);
-    const Work work = storage.work[slot];
+    const Work work = uniform(storage.work[slot]);
     state.work.advance();
     if (work.length < 0) return;
 

@@ -16,31 +16,55 @@ struct Work {
   std::int32_t unused[2];
 };
 
-/// Value exponents of a tile: one; several; token-blocks: several that lie close together (block_exponents.cuh).
-struct Values {
-  static constexpr int kUniform = 0, kMixed = 1, kClose = 2;
+/// The same to the compiler's knowledge: one value for the warp, in uniform registers.
+__device__ __forceinline__ Work uniform(const Work& work) {
+  const auto first = [](int value) { return __shfl_sync(0xFFFFFFFFu, value, 0); };
+  return {first(work.slot_start),
+          first(work.token_start),
+          first(work.length),
+          first(work.first),
+          first(work.head),
+          first(work.key_head),
+          {}};
+}
+
+/// What a tile's exponents ask for.
+struct Flags {
+  static constexpr int kMixedKeys = 1;    // tokens: several key exponents, or a flagged token; token-blocks: a flagged block
+  static constexpr int kMixedValues = 2;  // several value exponents
+  static constexpr int kClose = 4;        // token-blocks, instead: several that lie close together (block_exponents.cuh)
 };
 
-/// The exponents of a key tile, made ready by the copy warp. A tile is *uniform* when every key has one key exponent, every value one
-/// value exponent, and no token is flagged; then the first four words say everything, and no more are written for tokens.
+/// The exponents of a key tile, made ready by the copy warp. A tile is *plain* when it is neither mixed in keys nor in values; then the first
+/// four words say everything, and no more are written for tokens.
+inline constexpr int kNotPlain = -(1 << 20);
 template <int kEntries>
 struct alignas(16) TileExponents {
-  std::int32_t mixed_keys;       // tokens: key_factor does not hold for every key; token-blocks: some block is flagged
-  std::int32_t mixed_values;     // value_exponent does not hold for every value: Values
-  float key_factor;              // 2^exponent of the first key (tokens)
+  std::int32_t plain_exponent;   // value_exponent in a plain tile, kNotPlain otherwise
+  std::int32_t flags;            // Flags
+  float key_factor;              // tokens: 2^exponent of every key; 1 where keys are mixed
   std::int32_t value_exponent;   // the greatest of the tile
   float key_factors[kEntries];   // 2^exponent; NaN for a flagged key or value
   std::int32_t value[kEntries];  // bits of value exponent - value_exponent as a float (token-blocks), of 2^exponent (tokens)
-  std::int32_t reach[kEntries];  // their prefix maximum: what a row may know that sees the tile up to here
+  static constexpr int kReached = kEntries > kKeyTile / kBlock ? kEntries : 1;  // token-blocks need none
+  std::int32_t reach[kReached];  // tokens: prefix maximum of value exponents, what a row may know that sees the tile up to here
+};
+
+/// A key tile. All of it lies at constant distances from one address, which is what a consumer carries from tile to tile.
+template <class Config>
+struct alignas(128) Stage {
+  std::uint8_t key[Config::kKeyBytes];
+  std::uint8_t value[Config::kValueBytes];
+  TileExponents<Config::kScaleEntries> exponents;
+  std::uint64_t ready;                         // copy engine (keys and values) and copy warp (exponents) -> consumers
+  std::uint64_t free;                          // consumers -> copy warp
+  std::int32_t ones_folds[kKeyTile / kBlock];  // what stands in the columns of ones (block_exponents.cuh)
 };
 
 template <class Config>
 struct Storage {
+  Stage<Config> stages[Config::kStages];
   alignas(128) std::uint8_t query[Config::kQueryBuffers][Config::kQueryBytes];
-  alignas(128) std::uint8_t key[Config::kStages][Config::kKeyBytes];
-  alignas(128) std::uint8_t value[Config::kStages][Config::kValueBytes];
-  TileExponents<Config::kScaleEntries> exponents[Config::kStages];
-  std::int32_t ones_shifts[Config::kStages];               // what stands in the columns of ones (block_exponents.cuh)
   alignas(128) std::uint8_t ones[2 * Config::kOnesBytes];  // token-blocks: columns of ones that stay ones
   float query_scale[Config::kQueryBuffers]
                    [Config::kQueryTile];  // softmax scale * log2 e * 2^(query exponent); NaN for a flagged query
@@ -57,8 +81,6 @@ struct Storage {
   std::uint64_t work_taken[Config::kWorkSlots];       // ... -> scheduler
   std::uint64_t query_ready[Config::kQueryBarriers];  // copy engine and copy or query warp (scales) -> consumers
   std::uint64_t query_free[Config::kQueryBarriers];   // consumers -> copy or query warp
-  std::uint64_t tile_ready[Config::kStages];          // copy engine (keys and values) and copy warp (exponents) -> consumers
-  std::uint64_t tile_free[Config::kStages];           // consumers -> copy warp
 };
 
 /// Where a thread's parked values lie, in bytes from its row_scale.
@@ -79,6 +101,38 @@ struct Ring {
       slot = 0;
       parity ^= 1;
     }
+  }
+};
+
+/// The stage at a shared address; `base` is that of the storage.
+template <class Config>
+FLAMIA_LAYOUT_FN Stage<Config>& stage_at(Storage<Config>& storage, std::uint32_t base, std::uint32_t at) {
+  return *reinterpret_cast<Stage<Config>*>(reinterpret_cast<std::uint8_t*>(&storage) + (at - base));
+}
+
+/// A consumer's place in the ring of key tiles: the shared address of a stage instead of its number.
+template <class Config>
+struct StageRing {
+  std::uint32_t at;
+  std::uint32_t parity;
+
+  static constexpr std::uint32_t kBytes = sizeof(Stage<Config>), kReady = offsetof(Stage<Config>, ready),
+                                 kFree = offsetof(Stage<Config>, free), kExponents = offsetof(Stage<Config>, exponents);
+
+  __device__ __forceinline__ void advance(std::uint32_t begin) {
+    at += kBytes;
+    if (at == begin + Config::kStages * kBytes) {
+      at = begin;
+      parity ^= 1;
+    }
+  }
+  /// Undoes advance().
+  __device__ __forceinline__ void retreat(std::uint32_t begin) {
+    if (at == begin) {
+      at = begin + Config::kStages * kBytes;
+      parity ^= 1;
+    }
+    at -= kBytes;
   }
 };
 

@@ -34,6 +34,7 @@ struct Item {
   std::uint32_t query;  // descriptor of the warpgroup's 64 queries
   int first_query, length;
   int first_common, last_common;  // keys that all rows see
+  int first_whole, whole;         // tiles of nothing else: the first, how many
   Window window;
   const ForwardParams* params;  // test mode only, like the next
   std::int64_t first_row;       // of the document in the tables [head][slots]
@@ -98,8 +99,20 @@ __device__ __forceinline__ void issue_scores(float (&scores)[Config::kScores], s
   ptx::commit_products();
 }
 
+/// Descriptors' low words of a stage's keys and values.
+template <class Config>
+__device__ __forceinline__ std::uint32_t keys_of(std::uint32_t stage) {
+  constexpr std::uint32_t rest = (offsetof(Stage<Config>, key) >> 4) + (QueryOperand<Config>::kLayout.k_stride >> 4 << 16);
+  return (stage >> 4) + rest;
+}
+template <class Config>
+__device__ __forceinline__ std::uint32_t values_of(std::uint32_t stage) {
+  constexpr std::uint32_t rest = (offsetof(Stage<Config>, value) >> 4) + (ValueOperand<Config>::kLayout.k_stride >> 4 << 16);
+  return (stage >> 4) + rest;
+}
+
 /// Logit = score * factor. One factor for a row and a token-block; with per-token exponents, which a mixed tile applies to the scores
-/// beforehand, one for a row and the tile. Formed while S is being multiplied.
+/// beforehand, one for a row and the tile. Formed while S is being multiplied. `tile`: shared address of its exponents.
 template <class Config>
 struct ScoreFactors {
   static constexpr int kBlocks = Config::kScaleGroup == ScaleGroup::block ? kKeyTile / kBlock : 1;
@@ -110,21 +123,21 @@ struct ScoreFactors {
 };
 
 template <class Config>
-__device__ __forceinline__ ScoreFactors<Config> score_factors(const TileExponents<Config::kScaleEntries>& tile, float2 row_scale,
-                                                              const int4& header) {
+__device__ __forceinline__ ScoreFactors<Config> score_factors(std::uint32_t tile, float2 row_scale) {
+  using Exponents = TileExponents<Config::kScaleEntries>;
   ScoreFactors<Config> result;
   if constexpr (Config::kScaleGroup == ScaleGroup::block) {
-    const float4 keys = ptx::load_shared_float4(ptx::shared_address(tile.key_factors));
-    const float4 shifts = ptx::load_shared_float4(ptx::shared_address(tile.value));
+    const float4 keys = ptx::load_shared_float4(tile + offsetof(Exponents, key_factors));
+    const float4 shifts = ptx::load_shared_float4(tile + offsetof(Exponents, value));
     const float key[4] = {keys.x, keys.y, keys.z, keys.w}, shift[4] = {shifts.x, shifts.y, shifts.z, shifts.w};
 #pragma unroll
     for (int block = 0; block < 4; ++block) {
       result.of[0][block] = fabsf(row_scale.x) * key[block];
       result.of[1][block] = fabsf(row_scale.y) * key[block];
-      result.shift[block] = shift[block];
+      result.shift[block] = __shfl_sync(kFullWarp, shift[block], 0);
     }
   } else {
-    const float key = header.x != 0 ? 1.0f : __int_as_float(header.z);  // mixed: the scores take the keys' factors
+    const float key = ptx::load_shared_float(tile + offsetof(Exponents, key_factor));
     result.of[0][0] = fabsf(row_scale.x) * key;
     result.of[1][0] = fabsf(row_scale.y) * key;
   }

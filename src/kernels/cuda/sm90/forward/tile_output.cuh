@@ -60,29 +60,28 @@ __device__ __forceinline__ void record_codes(const std::uint32_t (&codes)[kCodeW
 /// Codes in a tile that needs no row sums of its own. Token-blocks: folded by 2^shift, part of the bias; the columns of ones undo it in the sums.
 ///
 /// Left alone, the compiler puts all 64 fmas in front of the first exponential, and the special function unit idles for 200 cycles. So the
-/// bias of the next 32 keys waits for two words of these: or'ed to it under a mask that is zero, which the compiler does not know.
+/// bias of the next 32 keys waits for two words of these: their signs are or'ed to it, zeros, which the compiler does not know.
 template <class Config>
 __device__ __forceinline__ void make_codes(std::uint32_t (&codes)[kCodeWords], const float (&scores)[Config::kScores],
-                                           const ScoreFactors<Config>& factors, const float (&bias)[2], int first_key) {
+                                           const ScoreFactors<Config>& factors, const float (&bias)[2]) {
   constexpr int kSteps = kKeyTile / kBlock, kWordsPerStep = kCodeWords / kSteps;
-  const std::uint32_t zero = static_cast<std::uint32_t>(first_key >> 31);  // keys are counted from 0
-  std::uint32_t nothing = 0;
+  constexpr std::uint32_t kSigns = 0x80808080u;  // of codes, which have none
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     float late_bias[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float sum =
+      late_bias[half] =
           Config::kTokenBlocks ? __fadd_rn(bias[half], factors.shift[step % ScoreFactors<Config>::kBlocks]) : bias[half];
-      late_bias[half] = __uint_as_float(__float_as_uint(sum) | nothing);
+      if (step == 0) continue;
+      const std::uint32_t nothing = codes[kWordsPerStep * step - 2 + half] & kSigns;
+      late_bias[half] = __uint_as_float(__float_as_uint(late_bias[half]) | nothing);
     }
 #pragma unroll
     for (int w = kWordsPerStep * step; w < kWordsPerStep * (step + 1); ++w) {
       const float4 p = exponentials<Config>(scores, factors, late_bias, w);
       codes[w] = ptx::pack_e4m3x4(p.x, p.y, p.z, p.w);
     }
-    const int last = kWordsPerStep * (step + 1) - 1;
-    nothing = (codes[last] ^ codes[last - 1]) & zero;
   }
 }
 
@@ -95,7 +94,7 @@ __device__ __forceinline__ void record_unfolded(const float (&scores)[Config::kS
 #pragma unroll
   for (float& shift : plain.shift) shift = 0.0f;
   std::uint32_t codes[kCodeWords];
-  make_codes<Config>(codes, scores, plain, bias, first_key);
+  make_codes<Config>(codes, scores, plain, bias);
   record_codes<Config>(codes, state, item, first_key);
 }
 
