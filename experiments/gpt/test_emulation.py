@@ -23,10 +23,11 @@ from registry import Attention  # noqa: E402
 GPU = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"))
 CU = [0, 5, 5, 300, 301, 420]  # tokens 420 ... 423 belong to no document
 TOKENS = 424
+PUBLISHED = "sagebwd k1=int8/64xall/f32/amax k2=int8/64xall/f32/amax v1=int8/64xall/f32/amax v2=bf16 p2=int8/128x64/f32/amax ds=128x64"
 RECIPES = ["mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8-floor", "bf16", "mxfp8 ds=32x32", "mxfp8 dq=f32", "mxfp8-exact ds=row32",
            "mxfp8 ds=e4m3", "mxfp8 ds=bf16", "mxfp8-exact ds=bf16", "nvfp4 ds=bf16", "mxfp8 p-in-ds=codes", "mxfp8 ref=phase32",
            "mxfp8 ref=tilesum", "mxfp8-exact ref=tilesum", "nvfp4", "nvfp4-exact", "nvfp4-full", "nvfp4-full d=output", "sagebwd",
-           "mxfp8-exact d=scores", "mxfp8 p-in-ds=codes d=scores"]
+           "mxfp8-exact d=scores", "mxfp8 p-in-ds=codes d=scores", PUBLISHED]
 
 
 def bound(recipe: str, device: str) -> float:
