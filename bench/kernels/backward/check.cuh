@@ -32,6 +32,11 @@ inline Inputs draw_inputs(const Problem& p, std::uint64_t seed) {
   draw(in.g, p.query_elements(), seed + 1);
   draw(in.k, p.key_elements(), seed + 2);
   draw(in.v, p.key_elements(), seed + 3);
+  const auto scale_all = [](std::vector<float>& x, int power) {
+    for (float& value : x) value = std::ldexp(value, power);
+  };
+  scale_all(in.q, p.shape.query_power), scale_all(in.k, -p.shape.query_power);
+  scale_all(in.g, p.shape.gradient_power), scale_all(in.v, -p.shape.gradient_power);
   if (p.shape.stress) {
     // Every 200 tokens: a sink key with a small value, a block of zero values, zero keys, an outlier value, gradient and query.
     const std::int64_t q_row = static_cast<std::int64_t>(p.shape.query_heads) * p.shape.head_dim,

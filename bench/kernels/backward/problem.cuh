@@ -75,7 +75,8 @@ struct Shape {
   BackwardConfig config;
   bool sticky = false;  // K and V exponents: prefix maximum
   float amplitude = 1.0f;
-  bool stress = false;  // sinks, zero tokens, outliers
+  bool stress = false;                      // sinks, zero tokens, outliers
+  int query_power = 0, gradient_power = 0;  // Q and dO times these powers of two, K and V divided by them
 
   bool nvfp4() const { return config.scale_group == ScaleGroup::nvfp4; }
   /// Whether E4M3 codes share exponents in token-blocks; with NVFP4 scores both occur.

@@ -188,6 +188,7 @@ struct Consumer {
       issue_scores<Config>(x, keys, next.query);
     }
     round_key_payload<Config>(codes, y, key_scale, operands.records, place);
+    lift_key_scale(key_scale, ptx::load_shared_int(operands.records + kFoldMax * kFieldBytes));
     float slope[2];
     float4 bias = {};
     if constexpr (kMore) {

@@ -18,18 +18,28 @@ __device__ int offset_reach(float d_prime, int gradient_exponent) {
   return clamp(static_cast<int>(bits >> 23) - kExponentBias + 1 - gradient_exponent - (14 + kUnit), kLeastReach, 300);
 }
 
+/// Greatest over the thread's 64-query step. Ends with a barrier.
+__device__ int step_maximum(int value, int* totals) {
+  const int of_warp = __reduce_max_sync(kFullWarp, value);
+  if (threadIdx.x % 32 == 0) totals[threadIdx.x / 32] = of_warp;
+  __syncthreads();
+  const int first_warp = threadIdx.x / kQueryStep * (kQueryStep / 32);
+  const int of_step = max(totals[first_warp], totals[first_warp + 1]);
+  __syncthreads();
+  return of_step;
+}
+
+constexpr int kNoWeight = -1000;
+
 __device__ void write_row(const BackwardParams& params, const ScanTile& tile, int head, bool scaled_partials, int* totals) {
   const std::int64_t at = head * params.slots + tile.slot;
   const RowInputs row = read_row(params, tile, at, scaled_partials);
   const auto [query, gradient, dq_exponent, reference, d_prime, flagged, counts] = row;
   const auto [from_here, of_tile] = gradient_reach(row, totals);
   const int reach = counts ? offset_reach(d_prime, gradient) : kLeastReach;
-  const int warp_reach = __reduce_max_sync(kFullWarp, reach);
-  if (threadIdx.x % 32 == 0) totals[threadIdx.x / 32] = warp_reach;
-  __syncthreads();
-  const int first_warp = threadIdx.x / kQueryStep * (kQueryStep / 32);
-  const int of_step = max(totals[first_warp], totals[first_warp + 1]);
-  __syncthreads();
+  const int of_step = step_maximum(reach, totals);
+  const int weight = gradient + query + kUnit, greatest = step_maximum(counts ? weight : kNoWeight, totals);
+  const int lift = greatest == kNoWeight ? 0 : step_lift(greatest);
   if (!tile.written) return;
 
   const float offset = numerics::scale_pow2(d_prime, -gradient - kCodeShift - kUnit);
@@ -40,10 +50,10 @@ __device__ void write_row(const BackwardParams& params, const ScanTile& tile, in
   put_float(kOffset, counts ? fminf(fmaxf(offset, -kGreatestOffset), kGreatestOffset) : 0.0f);
   put_float(kRho, counts ? numerics::mul(numerics::mul(params.softmax_scale, kLog2E), numerics::pow2(query)) : 0.0f);
   put_float(kFold, counts ? power_of_two(clamp(gradient - of_tile, -126, 0)) : 0.0f);
-  put_float(kWeight, counts ? power_of_two(clamp(gradient + query + kUnit, -126, 120)) : 0.0f);
+  put_float(kWeight, counts ? numerics::pow2(weight - 2 * lift) : 0.0f);
   put(kDqUnit, gradient + kUnit + dq_exponent);
   put(kReach, pack_halves(reach, of_step));
-  put(kFoldMax, pack_halves(from_here, of_tile));
+  put(kFoldMax, pack_fold(from_here, lift, of_tile));
 }
 
 __device__ void write_key(const BackwardParams& params, const ScanTile& tile, int head, int* totals) {

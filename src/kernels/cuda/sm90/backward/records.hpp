@@ -23,14 +23,14 @@ inline constexpr int kLeastReach = -100;  // smaller V exponents count as this w
 
 /// Row records: [query_heads][slots / 16][RowField][16 words], the words of a field in order pi (a thread's four queries are 16 bytes).
 enum RowField : int {
-  kBias,     // float: 8 - m; NaN for a flagged query or gradient
-  kOffset,   // float: D' 2^(-eG - 19)
-  kRho,      // float: FP32(c log2 e) 2^eQ
-  kFold,     // float: 2^(eG - R of the 128-query tile)
-  kWeight,   // float: 2^(eG + eQ + 11), Y in units of dK's payload
-  kDqUnit,   // int: eG + 11 + z
-  kReach,    // int16 x 2: exponent that D' asks of FP16; (high half) the greatest of the 64-query step
-  kFoldMax,  // int16 x 2: greatest eG among the tile's queries from this one on; (high half) of the whole tile
+  kBias,    // float: 8 - m; NaN for a flagged query or gradient
+  kOffset,  // float: D' 2^(-eG - 19)
+  kRho,     // float: FP32(c log2 e) 2^eQ
+  kFold,    // float: 2^(eG - R of the 128-query tile)
+  kWeight,  // float: 2^(eG + eQ + 11 - 2 lift), Y in units of dK's payload
+  kDqUnit,  // int: eG + 11 + z
+  kReach,   // int16 x 2: exponent that D' asks of FP16; (high half) the greatest of the 64-query step
+  kFoldMax,  // int8 x 2, int16: greatest eG among the tile's queries from this one on; lift of the 64-query step; greatest eG of the tile
   kRowFields
 };
 inline constexpr int kGroup = 16;                                              // slots a record group covers
@@ -62,6 +62,21 @@ FLAMIA_LAYOUT_FN int low_half(int word) { return static_cast<std::int16_t>(word 
 FLAMIA_LAYOUT_FN int high_half(int word) { return word >> 16; }
 FLAMIA_LAYOUT_FN int pack_halves(int low, int high) {
   return static_cast<int>((static_cast<unsigned>(high) << 16) | (static_cast<unsigned>(low) & 0xFFFFu));
+}
+
+FLAMIA_LAYOUT_FN int pack_fold(int from_here, int lift, int of_tile) {
+  return pack_halves(static_cast<int>((static_cast<unsigned>(lift) & 0xFFu) << 8 | (static_cast<unsigned>(from_here) & 0xFFu)),
+                     of_tile);
+}
+FLAMIA_LAYOUT_FN int fold_from_here(int word) { return static_cast<std::int8_t>(word & 0xFF); }
+FLAMIA_LAYOUT_FN int lift_of(int word) { return static_cast<std::int8_t>(word >> 8 & 0xFF); }
+
+/// Half of the exponent that the weights of a step leave to dK's promotion, from the greatest eG + eQ + 11 among its queries: 0 unless they come near
+/// the end of FP32's range. Exact, but where weights of one step lie 2^180 apart.
+inline constexpr int kLeastWeight = -60, kGreatestWeight = 60;
+FLAMIA_LAYOUT_FN int step_lift(int greatest) {
+  if (greatest > kGreatestWeight) return (greatest - kGreatestWeight + 1) / 2;
+  return greatest < kLeastWeight ? -((kLeastWeight - greatest + 1) / 2) : 0;
 }
 
 /// Byte offset of a field of one row, relative to the record of its group's head.

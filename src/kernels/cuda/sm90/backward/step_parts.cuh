@@ -62,6 +62,13 @@ __device__ __forceinline__ void promote(float (&sum)[kCount], const float (&x)[k
   for (int i = 0; i < kScores; ++i) sum[kHalf * kScores + i] = __fmaf_rn(x[i], scale[i / 2 % 2], sum[kHalf * kScores + i]);
 }
 
+/// What the weights of a step's queries left to dK's promotion; `fold_max` is a word of the step's records. Held within FP32, so that 0 stays 0.
+__device__ __forceinline__ void lift_key_scale(float (&scale)[2], int fold_max) {
+  const float half = power_of_two(lift_of(fold_max));
+#pragma unroll
+  for (float& s : scale) s = fminf(s * half * half, 0x1p127f);
+}
+
 /// R of the thread's two keys where the edge cuts, packed, and the factors that raise the fold to them. `before` are those of the step before: R of a
 /// key whose first query lies in the first half of the tile holds in both halves.
 __device__ __forceinline__ int cut_references(float (&raise)[2], std::uint32_t records, Window window, int first_key,
@@ -75,7 +82,7 @@ __device__ __forceinline__ int cut_references(float (&raise)[2], std::uint32_t r
     const int word =
         ptx::load_shared_int(records + from / kGroup * kRowGroupBytes + kFoldMax * kFieldBytes + pi_column(from % kGroup) * 4);
     const int of_tile = high_half(word);
-    references[half] = first >= 0 ? low_half(word) : of_tile;
+    references[half] = first >= 0 ? fold_from_here(word) : of_tile;
     if (step_query % kKeyTile != 0 && first < 0 && first >= -kQueryStep)
       references[half] = half == 0 ? low_half(before) : high_half(before);
     raise[half] = power_of_two(clamp(of_tile - references[half], 0, 127));

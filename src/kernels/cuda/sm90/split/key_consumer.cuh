@@ -132,9 +132,10 @@ struct KeyConsumer {
     scale[1] = power_of_two(clamp(high_half(references) - kCodeShift, -126, 127));
   }
   /// Factors that take the payload's exponents out of dK's products.
-  static __device__ __forceinline__ void key_scale(float (&scale)[2], int exponents) {
+  static __device__ __forceinline__ void key_scale(float (&scale)[2], int exponents, int fold_max) {
     scale[0] = power_of_two(low_half(exponents));
     scale[1] = power_of_two(high_half(exponents));
+    lift_key_scale(scale, fold_max);
   }
 
   /// The rest of a step and, if there is one, the beginning of the next.
@@ -147,7 +148,7 @@ struct KeyConsumer {
     issue_gradient<Config>(x, step.codes, operands.gradient_transposed, 0);
     const int exponents = step_exponents(step.greatest);
     value_scale(scale, step.references);
-    key_scale(key_scales, exponents);
+    key_scale(key_scales, exponents, step.factors.fold_max);
     round_step_payload<Config>(payload, y, exponents, step.factors, operands.records, quad);
     ptx::fence_registers(y);
     issue_gradient<Config>(y, payload, operands.query_transposed, 0);

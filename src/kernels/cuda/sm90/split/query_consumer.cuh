@@ -147,7 +147,10 @@ struct QueryConsumer {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::barrier_arrive(&storage.queries_free[buffer]);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) unit[half] = power_of_two(clamp(__float_as_int(unit[half]), -126, 126));
+    for (int half = 0; half < 2; ++half) {
+      const int whole = __float_as_int(unit[half]);
+      unit[half] = power_of_two(clamp(whole - carried_unit(whole), -126, 126));
+    }
 #pragma unroll
     for (int i = 0; i < Config::kSums; ++i) sum[i] *= unit[i / 2 % 2];
     const float factor[2] = {params.softmax_scale, params.softmax_scale};

@@ -151,9 +151,17 @@ __device__ __forceinline__ void load_rows(float (&of)[2], std::uint32_t row, int
 struct RowFactors {
   float bias[2], rho[2], offset[2];
 };
+/// How much of a row's unit, 2^unit, its dS carries already, by way of P's exponent 8 - m: all but what FP32 has no room for. Without it dS 2^eK may leave
+/// FP32's range where dQ does not.
+__device__ __forceinline__ int carried_unit(int unit) { return clamp(unit, -100, 100); }
+
 __device__ __forceinline__ RowFactors load_row_factors(std::uint32_t row) {
   RowFactors rows;
   load_rows(rows.bias, row, kBias);
+  float unit[2];
+  load_rows(unit, row, kDqUnit);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) rows.bias[half] += static_cast<float>(carried_unit(__float_as_int(unit[half])));
   load_rows(rows.rho, row, kRho);
   load_rows(rows.offset, row, kOffset);
   return rows;
