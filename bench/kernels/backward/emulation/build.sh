@@ -17,7 +17,7 @@ cp "$root/src/kernels/cuda/sm90/layout.hpp" "$root/src/kernels/cuda/sm90/launch_
 cp "$root"/src/kernels/cuda/sm90/forward/*.hpp "$kernels/sm90/forward"
 cp -r "$root/src/kernels/cuda/sm90/backward" "$root/src/kernels/cuda/sm90/backward_ds16" "$root/src/kernels/cuda/sm90/split" "$kernels/sm90"
 cp "$here"/../*.cuh "$out/bench"
-for header in barrier bulk_copy convert grid half matrix reduce registers wgmma wgmma_backward wgmma_bf16 wgmma_f16 wgmma_split; do
+for header in barrier bulk_copy convert grid half matrix mma_f16 reduce registers wgmma wgmma_backward wgmma_bf16 wgmma_f16 wgmma_split; do
   echo '#include "ptx.hpp"' > "$kernels/ptx/$header.cuh"
 done
 cd "$kernels/sm90"

@@ -338,4 +338,29 @@ inline void product_bf16_64x64(float (&d)[32], const std::uint32_t* a, std::uint
   multiply_bf16<true, 64>(d, nullptr, a, b);
 }
 
+/// A warp's product of 16 x 8 over 16: mma_f16.cuh says where the elements lie.
+template <class Element>
+void multiply_in_warp(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1, Element element) {
+  std::uint32_t words[6][32];
+  for (int i = 0; i < 6; ++i) {
+    const std::uint64_t* const all = emulation::share_in_warp(i < 4 ? a[i] : i == 4 ? b0 : b1, "a warp's product");
+    for (int lane = 0; lane < 32; ++lane) words[i][lane] = static_cast<std::uint32_t>(all[lane]);
+  }
+  const auto half = [&](std::uint32_t word, int k) { return static_cast<double>(element(word >> k % 2 * 16 & 0xFFFF)); };
+  const int lane = emulation::current % 32;
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4, column = 2 * (lane % 4) + i % 2;
+    double sum = static_cast<double>(d[i]);
+    for (int k = 0; k < 16; ++k)
+      sum += half(words[i / 2 + k / 8 * 2][4 * row + k % 8 / 2], k) * half(words[4 + k / 8][4 * column + k % 8 / 2], k);
+    d[i] = static_cast<float>(sum);
+  }
+}
+inline void warp_product_f16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+  multiply_in_warp(d, a, b0, b1, half_to_float);
+}
+inline void warp_product_bf16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+  multiply_in_warp(d, a, b0, b1, bf16_to_float);
+}
+
 }  // namespace flamia::ptx

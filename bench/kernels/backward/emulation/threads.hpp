@@ -220,6 +220,7 @@ inline unsigned __float_as_uint(float f) { return emulation::from_bits<unsigned>
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline unsigned __vimax3_u32(unsigned a, unsigned b, unsigned c) { return max(a, max(b, c)); }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {

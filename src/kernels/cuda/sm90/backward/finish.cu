@@ -81,29 +81,35 @@ struct Finisher {
     return true;
   }
 
-  __device__ __forceinline__ void load(float (&x)[kHeadDim / 2], std::uint32_t buffer) const {
+  /// The lane's partial sums as they lie in memory: pairs in FP16 or single FP32 numbers, in the order of accumulators.
+  static constexpr int kWords = kFormat == PartialFormat::f16 ? kHeadDim / 4 : kHeadDim / 2;
+  __device__ __forceinline__ void load(std::uint32_t (&words)[kWords], std::uint32_t buffer) const {
+    constexpr int kBytes = kFormat == PartialFormat::f16 ? 2 : 4, kOfHalf = kScores * kBytes / 4;
     const std::uint32_t from = ptx::shared_address(memory.sums[warp][buffer]);
-    constexpr int kHalfBytes = Memory::kBytes / (kHeadDim / 64);
 #pragma unroll
-    for (int i = 0; i < kHeadDim / 2; i += kFormat == PartialFormat::f16 ? 8 : 4) {
-      const int h = i / kScores, v = i % kScores;
-      if constexpr (kFormat == PartialFormat::f16) {
-        const float4 four = ptx::load_shared_float4(from + h * kHalfBytes + 2 * partial_offset<2>(lane, 0, v));
-        const float words[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const std::uint32_t pair = __float_as_uint(words[j]);
-          x[i + 2 * j] = ptx::low_f16(pair);
-          x[i + 2 * j + 1] = ptx::high_f16(pair);
-        }
-      } else {
-        const float4 four = ptx::load_shared_float4(from + h * kHalfBytes + 4 * partial_offset<4>(lane, 0, v));
-        x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
-      }
+    for (int i = 0; i < kWords; i += 4) {
+      const int h = i / kOfHalf, v = i % kOfHalf * (4 / kBytes);
+      const float4 four =
+          ptx::load_shared_float4(from + h * (Memory::kBytes / (kHeadDim / 64)) + kBytes * partial_offset<kBytes>(lane, 0, v));
+      words[i] = __float_as_uint(four.x), words[i + 1] = __float_as_uint(four.y);
+      words[i + 2] = __float_as_uint(four.z), words[i + 3] = __float_as_uint(four.w);
     }
   }
 
-  /// The rows' dQ from their partial sums. Powers of two change no bit of what is added up.
+  /// The same as numbers, rotated back within 16 channels if Q and K were rotated.
+  __device__ __forceinline__ void take(float (&x)[kHeadDim / 2], const std::uint32_t (&words)[kWords], bool rotated) const {
+    if constexpr (kFormat == PartialFormat::f16) {
+      if (rotated) return turn_sixteens(x, words, lane);
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) x[2 * i] = ptx::low_f16(words[i]), x[2 * i + 1] = ptx::high_f16(words[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) x[i] = __uint_as_float(words[i]);
+      if (rotated) turn_sixteens(x, lane);
+    }
+  }
+
+  /// The rows' dQ from what take() has left.
   __device__ __forceinline__ void write(float (&x)[kHeadDim / 2], const Rows& rows, GradientFormat format, bool rotated) const {
     constexpr int kGreatest = 100;  // of a factor that is a normal number beside the scales
     float factor[2];
@@ -119,9 +125,16 @@ struct Finisher {
       for (int i = 0; i < kHeadDim / 2; ++i) x[i] *= power_of_two(clamp(rest[i / 2 % 2], -126, 127));
     }
     const std::int64_t stride = static_cast<std::int64_t>(params.query_heads) * kHeadDim;
+    const std::int64_t at = rows.token * stride + static_cast<std::int64_t>(rows.head) * kHeadDim;
     const bool valid[2] = {rows.left > 0, rows.left > 8};
-    write_turned_back<kHeadDim>(params.d_query, format, rows.token * stride + static_cast<std::int64_t>(rows.head) * kHeadDim,
-                                8 * stride, x, factor, rotated, valid, lane);
+    if (rotated) {
+      finish_turn<kHeadDim>(x, factor, lane);
+      write_turned_rows<kHeadDim>(params.d_query, format, at, 8 * stride, x, valid, lane);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kHeadDim / 2; ++i) x[i] *= factor[i / 2 % 2];
+      write_rows<kHeadDim>(params.d_query, format, at, 8 * stride, x, valid, lane);
+    }
   }
 };
 
@@ -160,9 +173,11 @@ __global__ void __launch_bounds__(kThreads, 2)
     if (!now) continue;
     ptx::barrier_wait(&memory.landed[warp][from], phases >> from & 1);
     phases ^= 1u << from;
-    float x[kHeadDim / 2];
-    finisher.load(x, from);
+    std::uint32_t words[Finisher<kHeadDim, kFormat>::kWords];
+    finisher.load(words, from);
     __syncwarp();  // the buffer may be filled again
+    float x[kHeadDim / 2];
+    finisher.take(x, words, rotated);
     finisher.write(x, rows, format, rotated);
   }
 }

@@ -66,17 +66,17 @@ __device__ __forceinline__ void write_rows(void* tensor, GradientFormat format, 
   }
 }
 
-/// Rows after turn_back() and scale_back(): the lane has eight channels of every 32. `row` points at channel 0.
+/// Rows after finish_turn(): the lane has four channels of every 16. `row` points at channel 0.
 template <int kCount>
 __device__ __forceinline__ void write_turned_rows(float* row, std::int64_t stride, const float (&x)[kCount], const bool (&valid)[2],
                                                   int lane) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (!valid[half]) continue;
-    float* const to = row + half * stride + 8 * (lane % 4);
+    float* const to = row + half * stride + 4 * (lane % 4);
 #pragma unroll
     for (int i = 2 * half; i < kCount; i += 8)
-      *reinterpret_cast<float4*>(to + i / 16 * 32 + i / 8 % 2 * 4) = make_float4(x[i], x[i + 1], x[i + 4], x[i + 5]);
+      *reinterpret_cast<float4*>(to + i / 8 * 16) = make_float4(x[i], x[i + 1], x[i + 4], x[i + 5]);
   }
 }
 template <int kCount>
@@ -85,12 +85,20 @@ __device__ __forceinline__ void write_turned_rows(__nv_bfloat16* row, std::int64
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (!valid[half]) continue;
-    __nv_bfloat16* const to = row + half * stride + 8 * (lane % 4);
+    __nv_bfloat16* const to = row + half * stride + 4 * (lane % 4);
 #pragma unroll
-    for (int i = 2 * half; i < kCount; i += 16)
-      *reinterpret_cast<uint4*>(to + i / 16 * 32) =
-          make_uint4(ptx::pack_bf16x2(x[i], x[i + 1]), ptx::pack_bf16x2(x[i + 4], x[i + 5]), ptx::pack_bf16x2(x[i + 8], x[i + 9]),
-                     ptx::pack_bf16x2(x[i + 12], x[i + 13]));
+    for (int i = 2 * half; i < kCount; i += 8)
+      *reinterpret_cast<uint2*>(to + i / 8 * 16) =
+          make_uint2(ptx::pack_bf16x2(x[i], x[i + 1]), ptx::pack_bf16x2(x[i + 4], x[i + 5]));
+  }
+}
+template <int kHeadDim>
+__device__ __forceinline__ void write_turned_rows(void* tensor, GradientFormat format, std::int64_t at, std::int64_t stride,
+                                                  const float (&x)[kHeadDim / 2], const bool (&valid)[2], int lane) {
+  if (format == GradientFormat::bf16) {
+    write_turned_rows(static_cast<__nv_bfloat16*>(tensor) + at, stride, x, valid, lane);
+  } else {
+    write_turned_rows(static_cast<float*>(tensor) + at, stride, x, valid, lane);
   }
 }
 
@@ -105,13 +113,9 @@ __device__ __forceinline__ void write_turned_back(void* tensor, GradientFormat f
     write_rows<kHeadDim>(tensor, format, at, stride, x, valid, lane);
     return;
   }
-  turn_back<kHeadDim>(x, lane);
-  scale_back<kHeadDim>(x, factor, lane);
-  if (format == GradientFormat::bf16) {
-    write_turned_rows(static_cast<__nv_bfloat16*>(tensor) + at, stride, x, valid, lane);
-  } else {
-    write_turned_rows(static_cast<float*>(tensor) + at, stride, x, valid, lane);
-  }
+  turn_sixteens(x, lane);
+  finish_turn<kHeadDim>(x, factor, lane);
+  write_turned_rows<kHeadDim>(tensor, format, at, stride, x, valid, lane);
 }
 
 }  // namespace flamia::sm90::backward
