@@ -73,7 +73,7 @@ void check(const char* name, const Shape& shape, Scales scales, int left, int ri
   row_table.from(rows);
   Buffer<RowError> errors(docs.size() * shape.query_heads);
   const Inputs inputs{problem.params(), shape.head_dim, options.tilesum, control ? Exponential::hardware : options.kind,
-                      problem.config().scale_group == ScaleGroup::block};
+                      problem.config().scale_group};
   check_rows<<<dim3(docs.size(), shape.query_heads), 128>>>(inputs, doc_table.data, row_table.data, errors.data);
   CUDA_CHECK(cudaGetLastError());
   double ee = 0, en = 0, re = 0, rn = 0, worst = 0, lse = 0, m = 0, l = 0, bias = 0;
@@ -182,7 +182,7 @@ void exactness(const char* name, Scales scales, int from, int left, int right, i
     const auto after = problem.output.host();
     const auto lse_after = problem.lse.host();
     long long early = 0, elsewhere = 0, later = 0;
-    const int guard = scales == Scales::block ? from / 32 * 32 : from;
+    const int guard = has_token_blocks(scales) ? from / 32 * 32 : from;
     for (std::size_t i = 0; i < after.size(); ++i) {
       const std::int64_t token = i / (shape.query_heads * d);
       const bool same = std::memcmp(&before[i], &after[i], 2) == 0;
@@ -277,10 +277,12 @@ int main(int argc, char** argv) {
   recorded("token causal", Scales::token, -1, 0, options);
   recorded("block causal", Scales::block, -1, 0, options);
   recorded("block window 100, 30", Scales::block, 100, 30, options);
+  recorded("nvfp4b causal", Scales::nvfp4_block, -1, 0, options);
   const struct {
     Scales scales;
     const char* name;
-  } kinds[] = {{Scales::tensor, "tensor"}, {Scales::block, "block"}, {Scales::sticky_block, "sticky"}, {Scales::token, "token"}};
+  } kinds[] = {{Scales::tensor, "tensor"}, {Scales::block, "block"}, {Scales::sticky_block, "sticky"},
+               {Scales::token, "token"},   {Scales::nvfp4, "nvfp4"}, {Scales::nvfp4_block, "nvfp4b"}};
   for (int d : {128, 64}) {
     for (const auto& kind : kinds) {
       const std::string n = std::string(kind.name) + " d" + std::to_string(d);
@@ -325,6 +327,9 @@ int main(int argc, char** argv) {
     exactness("block causal (from the block on)", Scales::block, 333, -1, 0, d, options);
     beginnings("block causal", Scales::block, d, options);
     beginnings("token causal", Scales::token, d, options);
+    exactness("nvfp4 causal", Scales::nvfp4, 333, -1, 0, d, options);
+    exactness("nvfp4b causal (from the block on)", Scales::nvfp4_block, 333, -1, 0, d, options);
+    beginnings("nvfp4b causal", Scales::nvfp4_block, d, options);
   }
   std::printf("%s: %d failures\n", failures ? "FAILED" : "ok", failures);
   return failures != 0;

@@ -60,8 +60,17 @@ enum class Scales {
   block,
   sticky_block,
   token,
-  nvfp4
-};  // fp8-tensor, mxfp8, mxfp8 with sticky K and V, mxfp8-exact (sticky K and V), nvfp4-exact
+  nvfp4,
+  nvfp4_block
+};  // fp8-tensor, mxfp8, mxfp8 with sticky K and V, mxfp8-exact (sticky K and V), nvfp4-exact, nvfp4
+
+/// Whether rows depend on the rest of a token-block.
+__host__ __device__ constexpr bool has_token_blocks(Scales scales) {
+  return scales == Scales::block || scales == Scales::nvfp4_block;
+}
+
+/// Whether Q and K are NVFP4.
+__host__ __device__ constexpr bool is_nvfp4(Scales scales) { return scales == Scales::nvfp4 || scales == Scales::nvfp4_block; }
 
 /// What the random tokens look like; all values pass through BF16.
 struct Data {
@@ -150,7 +159,7 @@ __global__ void group_exponents(Packed p, Scales scales, std::uint8_t* exponents
   if (unit >= p.document_count * p.heads) return;
   const Document doc = p.documents[unit % p.document_count];
   std::uint8_t* const e = exponents + unit / p.document_count * p.slots + doc.slot_start;
-  if (scales == Scales::tensor || (scales == Scales::nvfp4 && p.operand != 2)) {
+  if (scales == Scales::tensor || (is_nvfp4(scales) && p.operand != 2)) {
     for (int i = 0; i < doc.length; ++i) e[i] = scales == Scales::tensor ? 127 - 6 : 127;
     return;
   }
@@ -161,7 +170,7 @@ __global__ void group_exponents(Packed p, Scales scales, std::uint8_t* exponents
       for (int j = i; j < min(i + 32, doc.length); ++j) e[j] = top;
     }
   }
-  if (scales != Scales::block && p.operand != 0) {
+  if (scales != Scales::block && scales != Scales::nvfp4_block && p.operand != 0) {
     int top = 0;
     for (int i = 0; i < doc.length; ++i) {
       if (e[i] == 255) continue;
@@ -189,6 +198,11 @@ __global__ void encode(Packed p, Data data, const std::uint8_t* exponents, std::
   }
 }
 
+/// Of an element of Q or K of NVFP4.
+__device__ inline std::int64_t half_offset(std::int64_t slots, int d, int head, std::int64_t slot, int channel) {
+  return (head * slots + slot / 8 * 8) * d + channel / 8 * 64 + slot % 8 * 8 + channel % 8;
+}
+
 /// Q or K of NVFP4: code times scale in FP16, scales of 16 channels by amax / 6.
 __global__ void encode_nvfp4(Packed p, Data data, std::uint8_t* halves) {
   const Document doc = p.documents[blockIdx.y];
@@ -205,8 +219,8 @@ __global__ void encode_nvfp4(Packed p, Data data, std::uint8_t* halves) {
     const float s = fmaxf(static_cast<float>(__nv_fp8_e4m3(amax / 6)), 0x1p-9f);
     for (int c = 0; c < 16; ++c) {
       const float y = fminf(fabsf(x[c]) / s, 6.0f), step = y < 2 ? 0.5f : y < 4 ? 1.0f : 2.0f;
-      const std::int64_t at = (head * p.slots + slot / 8 * 8) * p.d + (first + c) / 8 * 64 + slot % 8 * 8 + c % 8;
-      reinterpret_cast<__half*>(halves)[at] = __float2half_rn(copysignf(rintf(y / step) * step * s, x[c]));
+      reinterpret_cast<__half*>(halves)[half_offset(p.slots, p.d, head, slot, first + c)] =
+          __float2half_rn(copysignf(rintf(y / step) * step * s, x[c]));
     }
   }
 }
@@ -251,7 +265,7 @@ struct Problem {
     words.from({static_cast<std::int32_t>(items.size()), 0, 0});
   }
 
-  int score_bytes() const { return scales == Scales::nvfp4 ? 2 : 1; }  // of an element of Q and K
+  int score_bytes() const { return is_nvfp4(scales) ? 2 : 1; }  // of an element of Q and K
 
   static std::vector<Document> make_documents(const Shape& s) {
     std::vector<Document> documents;
@@ -288,7 +302,7 @@ struct Problem {
       const dim3 grid(std::max<int>(1, 2048 / p.document_count), p.document_count);
       token_exponents<<<grid, 256>>>(p, data, exponents[operand].data);
       group_exponents<<<(p.document_count * heads + 63) / 64, 64>>>(p, scales, exponents[operand].data);
-      if (scales == Scales::nvfp4 && operand != 2)
+      if (is_nvfp4(scales) && operand != 2)
         encode_nvfp4<<<grid, 256>>>(p, data, codes[operand].data);
       else
         encode<<<grid, 256>>>(p, data, exponents[operand].data, codes[operand].data);
@@ -300,7 +314,7 @@ struct Problem {
   ForwardConfig config() const {
     ForwardConfig c;
     c.head_dim = shape.head_dim;
-    c.scale_group = scales == Scales::nvfp4 ? ScaleGroup::nvfp4 : scales == Scales::token ? ScaleGroup::token : ScaleGroup::block;
+    c.scale_group = is_nvfp4(scales) ? ScaleGroup::nvfp4 : scales == Scales::token ? ScaleGroup::token : ScaleGroup::block;
     return c;
   }
 
@@ -328,6 +342,7 @@ struct Problem {
     p.softmax_scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
     p.window_left = window_left;
     p.window_right = window_right;
+    p.value_blocks = scales == Scales::nvfp4_block;
     return p;
   }
 

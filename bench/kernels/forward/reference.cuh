@@ -14,7 +14,13 @@ struct Inputs {
   int d;
   bool tilesum;
   flamia::sm90::forward::Exponential kind;
-  bool token_blocks;  // where value exponents lie close together, l counts the folded codes
+  ScaleGroup scales;
+
+  /// Element of Q or K. NVFP4: code times scale in FP16, eight rows after each other.
+  __device__ double operand(const std::uint8_t* codes, int head, std::int64_t slot, int channel) const {
+    if (scales != ScaleGroup::nvfp4) return decode(codes[flamia::sm90::rows_offset(p.slots, d, head, slot, channel)]);
+    return __half2float(reinterpret_cast<const __half*>(codes)[half_offset(p.slots, d, head, slot, channel)]);
+  }
 };
 
 __device__ inline double block_reduce(double value, bool maximum, double* scratch) {
@@ -70,8 +76,7 @@ __global__ void check_rows(Inputs in, const int* document_of_row, const int* pos
     const bool flagged = query_byte == 255 || key_byte == 255 || value_byte == 255;
     double s = 0;
     for (int ch = 0; ch < d; ++ch) {
-      s += decode(p.query_codes[flamia::sm90::rows_offset(p.slots, d, head, query_slot, ch)]) *
-           decode(p.key_codes[flamia::sm90::rows_offset(p.slots, d, key_head, slot, ch)]);
+      s += in.operand(p.query_codes, head, query_slot, ch) * in.operand(p.key_codes, key_head, slot, ch);
     }
     const double product = s * exp2(static_cast<double>(query_byte + key_byte - 254)) * c;
     const double score = static_cast<float>(product);  // t = fl(y rho)
@@ -113,8 +118,10 @@ __global__ void check_rows(Inputs in, const int* document_of_row, const int* pos
     const double correction = first ? 0 : exp2(m - m_new);  // NaN times 0 stays NaN: a flagged key may come first
     const double code = visible ? (flagged ? NAN : code_of(score + shift - m_new, in.kind)) : 0;
     const double fold = value_byte == 255 ? 0 : value_byte - 127 - reach;
-    const bool far = block_reduce(value_byte == 255 || fold < -2, true, scratch) != 0;
-    const bool close = in.token_blocks && !far && tile * 128 + 127 <= window.last_key(i / 64 * 64, doc.length);
+    // Where the exponents of token-blocks lie close together, l counts the folded codes.
+    const int of_block = p.value_exponents[key_head * p.slots + doc.slot_start + min(tile * 128 + t / 32 * 32, doc.length - 1)];
+    const bool far = block_reduce(value_byte == 255 || value_byte != of_block || fold < -2, true, scratch) != 0;
+    const bool close = in.scales != ScaleGroup::token && !far && tile * 128 + 127 <= window.last_key(i / 64 * 64, doc.length);
     const double folded = visible ? (flagged ? NAN : code_of(score + shift + fold - m_new, in.kind)) : 0;
     const double sum = block_reduce(close ? folded * exp2(-fold) : code, false, scratch);
     l = l * correction + sum * exp2(-shift);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Times the Hopper forward kernel on the nine workloads. Usage: time [causal|full|both] [tilesum] [peaked] [d64] [burst]
-// [sustain MS] [group HEADS] [only WORKLOAD] [tensor|block|sticky|token|nvfp4] [exp2s]
+// [sustain MS] [group HEADS] [only WORKLOAD] [tensor|block|sticky|token|nvfp4|nvfp4b] [exp2s]
 //
 // exp2s: CSV instead, P by exp2 and by the two lines in turn (inference), tilesum.
 #include <dlfcn.h>
@@ -158,7 +158,7 @@ int main(int argc, char** argv) {
     if (a == "group" && i + 1 < argc) heads_per_group = std::atoi(argv[++i]);
     if (a == "sustain" && i + 1 < argc) sustain = std::atof(argv[++i]);
     if (a == "only" && i + 1 < argc) only = argv[++i];
-    if (a == "tensor" || a == "block" || a == "sticky" || a == "token" || a == "nvfp4") kind = a;
+    if (a == "tensor" || a == "block" || a == "sticky" || a == "token" || a == "nvfp4" || a == "nvfp4b") kind = a;
   }
   cudaDeviceProp properties;
   CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
@@ -168,11 +168,8 @@ int main(int argc, char** argv) {
   const struct {
     Scales scales;
     const char* name;
-  } kinds[] = {{Scales::tensor, "tensor"},
-               {Scales::block, "block"},
-               {Scales::sticky_block, "sticky"},
-               {Scales::token, "token"},
-               {Scales::nvfp4, "nvfp4"}};
+  } kinds[] = {{Scales::tensor, "tensor"}, {Scales::block, "block"}, {Scales::sticky_block, "sticky"},
+               {Scales::token, "token"},   {Scales::nvfp4, "nvfp4"}, {Scales::nvfp4_block, "nvfp4b"}};
   for (const Workload& w : workloads()) {
     if (!only.empty() && only != w.name) continue;
     for (const auto& k : kinds) {

@@ -99,6 +99,7 @@ sm90::ForwardParams ForwardCall::params() const {
   params.lse = tensors_.lse;
   params.row_reference = memory_.row_reference;
   params.row_sum = memory_.row_sum;
+  params.value_blocks = form_.nvfp4 && form_.v.group == quantize::gpu::Group::block;
   fill_problem(params, problem_);
   params.heads_per_group = sm90::heads_per_group(config(), slots_, problem_.query_heads, problem_.key_heads, kL2Share);
   return params;

@@ -72,6 +72,9 @@ struct Config {
 
   static constexpr bool kTokenBlocks = kScaleGroup == ScaleGroup::block;
 
+  // Whether P's bias may fold V's exponents, a column of powers of two undoing it in the row sums: where V may have token-blocks.
+  static constexpr bool kBiasFolds = kTokenBlocks || kScaleGroup == ScaleGroup::nvfp4;
+
   // Accumulators of a thread: scores, output.
   static constexpr int kScores = kKeyTile / 2;
   static constexpr int kOutputs = kHeadDim / 2;

@@ -133,7 +133,7 @@ __device__ __forceinline__ int asks_of(const Consumer<Config>& self, const Item&
   const int4 header = ptx::load_shared_int4(self.stage.at + StageRing<Config>::kExponents);
   const int flags = __shfl_sync(kFullWarp, header.y, 0), value_exponent = __shfl_sync(kFullWarp, header.w, 0);
   const bool right = first_key + kKeyTile - 1 > item.last_common, left = first_key < item.first_common;
-  const int folding = Config::kTokenBlocks && right ? Flags::kMixedValues | Flags::kClose : Flags::kMixedValues;
+  const int folding = Config::kBiasFolds && right ? Flags::kMixedValues | Flags::kClose : Flags::kMixedValues;
   const bool folds = (flags & folding) != 0, scaled = value_exponent != unit || (folds && right);
   if (scaled && !folds) park_scale(self, {value_exponent, value_exponent}, unit);
   return ((flags & Flags::kMixedKeys) != 0 ? Asks::kKeyFactors : 0) | (right ? Asks::kRightEdge : 0) |
@@ -209,9 +209,10 @@ __device__ __forceinline__ void make_all_codes(std::uint32_t (&codes)[kCodeWords
         make_block_folded_codes<Config>(codes, sums, ptx::descriptor_low(storage.ones, OnesOperand<Config>::kLayout), scores,
                                         kind.factors, kind.bias, state, item, first_key, exponents, reach, value_exponent);
       } else {
-        make_token_folded_codes<Config>(codes, sums, values_of<Config>(self.stage.at) + (Config::kValueGroupBytes >> 4), scores,
-                                        kind.factors, kind.bias, state, item, first_key, exponents, reach,
-                                        ptx::thread_index() % 32);
+        const std::uint32_t ones = Config::kBiasFolds ? ptx::descriptor_low(storage.ones, OnesOperand<Config>::kLayout)
+                                                      : values_of<Config>(self.stage.at) + (Config::kValueGroupBytes >> 4);
+        make_token_folded_codes<Config>(codes, sums, ones, scores, kind.factors, kind.bias, state, item, first_key, exponents,
+                                        reach, ptx::thread_index() % 32);
       }
       ptx::store_shared_float2(self.row + Parked<Config>::kMixedSums, {sums[0], sums[2]});
       park_scale(self, reach, unit);

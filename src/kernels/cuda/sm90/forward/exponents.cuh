@@ -102,9 +102,10 @@ __device__ __forceinline__ int plain_exponent(int flags, int value_exponent) {
   return (flags & (Flags::kMixedKeys | Flags::kMixedValues)) != 0 ? kNotPlain : value_exponent;
 }
 
-/// Writes the exponents of one tile; all lanes of the copy warp take part.
+/// Writes the exponents of one tile; all lanes of the copy warp take part. `values`: Flags of the values.
 template <class Config>
-__device__ __forceinline__ void store_exponents(TileExponents<Config::kScaleEntries>& tile, const TileWords& found, int lane) {
+__device__ __forceinline__ void store_exponents(TileExponents<Config::kScaleEntries>& tile, const TileWords& found, int values,
+                                                int lane) {
   const ExponentWords words = found.words;
   const int key_factor = __float_as_int(power_of_two_full(static_cast<int>(found.first_key) - kExponentBias));
 
@@ -125,7 +126,7 @@ __device__ __forceinline__ void store_exponents(TileExponents<Config::kScaleEntr
   const int greatest = __shfl_sync(kFullWarp, reach, 31);
   const bool flagged = __any_sync(kFullWarp, has_flagged(words.key) || has_flagged(words.value));
   const bool mixed_keys = !found.one_key | flagged;
-  const int flags = (mixed_keys ? Flags::kMixedKeys : 0) | (found.one_value ? 0 : Flags::kMixedValues);
+  const int flags = (mixed_keys ? Flags::kMixedKeys : 0) | values;
   if (lane == 0) {
     *reinterpret_cast<int4*>(&tile) =
         make_int4(plain_exponent(flags, greatest), flags, mixed_keys ? __float_as_int(1.0f) : key_factor, greatest);

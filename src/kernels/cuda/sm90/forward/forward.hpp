@@ -65,6 +65,7 @@ struct ForwardParams {
   int window_left = -1;          // a query at i sees keys i - left ... i + right; -1: no limit
   int window_right = -1;         // 0: causal
   bool beside_previous = false;  // the kernel before it in the stream writes nothing that this one touches: both may run at once
+  bool value_blocks = false;     // NVFP4: V has token-blocks, whose exponents P's bias folds where they lie close together
 };
 
 /// Queries per work item.

@@ -33,6 +33,8 @@ __device__ __forceinline__ void prepare(Storage<Config>& storage) {
   if (threadIdx.x < 2 * Config::kOnesBytes / 4) reinterpret_cast<std::uint32_t*>(storage.ones)[threadIdx.x] = one_e4m3_x4;
   constexpr int kBlocks = kKeyTile / kBlock;
   if (threadIdx.x < Config::kStages * kBlocks) storage.stages[threadIdx.x / kBlocks].ones_folds[threadIdx.x % kBlocks] = 0;
+  if (Config::kBiasFolds && !Config::kTokenBlocks && threadIdx.x < Config::kStages * kBlocks)
+    storage.stages[threadIdx.x / kBlocks].shift[threadIdx.x % kBlocks] = 0;
   if (threadIdx.x == 0) {
     constexpr int kWarp = 32;  // lanes of the copy warp
     constexpr int consumer_warps = kWarpsPerConsumer * Config::kConsumers;

@@ -176,8 +176,26 @@ __device__ __forceinline__ void copy_tile(const ForwardParams& params, Storage<C
   }
   copy_values<Config>(params, stage, row);
   const auto found = examine(bytes, work.length - tile * kKeyTile, lane);
-  if constexpr (Config::kTokenBlocks) set_ones<Config>(stage, found, lane);
-  store_exponents<Config>(stage.exponents, found, lane);
+  if constexpr (Config::kTokenBlocks) {
+    set_ones<Config>(stage, found.blocks, lane);
+    store_exponents<Config>(stage.exponents, found, lane);
+  } else {
+    int values = found.one_value ? 0 : Flags::kMixedValues;
+    bool by_token = true;
+    if constexpr (Config::kBiasFolds) {
+      if (params.value_blocks) {
+        const BlockShifts blocks = find_blocks(found, lane);
+        set_ones<Config>(stage, blocks, lane);
+        values = __shfl_sync(kFullWarp, blocks.values, 0);  // uniform for the compiler too
+        if (values == Flags::kClose) {
+          const Window window{params.window_left, params.window_right};
+          by_token = !found.one_key || tile * kKeyTile + kKeyTile - 1 > window.last_key(max(work.first, 0), work.length);
+        }
+        store_shifts<Config>(stage, found, blocks, by_token, lane);
+      }
+    }
+    if (__any_sync(kFullWarp, by_token)) store_exponents<Config>(stage.exponents, found, values, lane);
+  }
   if (lane == 0)  // last of all, for the exponents: every lane that wrote some arrives for its own
     ptx::barrier_arrive_expect(&stage.ready, Config::kKeyBytes + value_bytes);
   else if (lane < Config::kExponentWriters)

@@ -59,6 +59,7 @@ struct alignas(128) Stage {
   std::uint64_t ready;                         // copy engine (keys and values) and copy warp (exponents) -> consumers
   std::uint64_t free;                          // consumers -> copy warp
   std::int32_t ones_folds[kKeyTile / kBlock];  // what stands in the columns of ones (block_exponents.cuh)
+  float shift[kKeyTile / kBlock];  // NVFP4: of V's token-blocks, if they lie close together: exponent below the greatest
 };
 
 template <class Config>

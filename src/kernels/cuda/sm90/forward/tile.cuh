@@ -72,10 +72,10 @@ struct ValueOperand {
   static constexpr ptx::OperandLayout kLayout{Config::kValueGroupStride, 128};
 };
 
-/// The column of ones alone, 32 tokens. Token-blocks: not those beside the values, where powers of two may stand.
+/// The column of ones alone, 32 tokens. Where the bias folds: not those beside the values, where powers of two may stand.
 template <class Config>
 struct OnesOperand {
-  static constexpr std::uint32_t kStride = Config::kTokenBlocks ? Config::kOnesBytes : Config::kValueGroupStride;
+  static constexpr std::uint32_t kStride = Config::kBiasFolds ? Config::kOnesBytes : Config::kValueGroupStride;
   static constexpr ptx::OperandLayout kLayout{kStride, 128};
 };
 
@@ -116,8 +116,9 @@ __device__ __forceinline__ std::uint32_t values_of(std::uint32_t stage) {
 template <class Config>
 struct ScoreFactors {
   static constexpr int kBlocks = Config::kScaleGroup == ScaleGroup::block ? kKeyTile / kBlock : 1;
+  static constexpr int kShifts = Config::kBiasFolds ? kKeyTile / kBlock : 1;
   float of[2][kBlocks];
-  float shift[kBlocks];  // token-blocks: value exponent below the greatest of the tile
+  float shift[kShifts];  // kBiasFolds: a token-block's value exponent below the greatest of the tile
 
   __device__ __forceinline__ float of_score(int half, int i) const { return of[half][kBlocks == 1 ? 0 : i / 16]; }
 };
@@ -140,6 +141,10 @@ __device__ __forceinline__ ScoreFactors<Config> score_factors(std::uint32_t tile
     const float key = ptx::load_shared_float(tile + offsetof(Exponents, key_factor));
     result.of[0][0] = fabsf(row_scale.x) * key;
     result.of[1][0] = fabsf(row_scale.y) * key;
+    if constexpr (Config::kBiasFolds) {
+      const float4 shifts = ptx::load_shared_float4(tile + (offsetof(Stage<Config>, shift) - offsetof(Stage<Config>, exponents)));
+      result.shift[0] = shifts.x, result.shift[1] = shifts.y, result.shift[2] = shifts.z, result.shift[3] = shifts.w;
+    }
   }
   return result;
 }

@@ -72,7 +72,7 @@ __device__ __forceinline__ void make_codes(std::uint32_t (&codes)[kCodeWords], c
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       late_bias[half] =
-          Config::kTokenBlocks ? __fadd_rn(bias[half], factors.shift[step % ScoreFactors<Config>::kBlocks]) : bias[half];
+          Config::kBiasFolds ? __fadd_rn(bias[half], factors.shift[step % ScoreFactors<Config>::kShifts]) : bias[half];
       if (step == 0) continue;
       const std::uint32_t nothing = codes[kWordsPerStep * step - 2 + half] & kSigns;
       late_bias[half] = __uint_as_float(__float_as_uint(late_bias[half]) | nothing);
@@ -102,8 +102,8 @@ __device__ __forceinline__ void record_unfolded(const float (&scores)[Config::kS
 template <class Config>
 __device__ __forceinline__ void issue_sums(float (&sums)[4], const std::uint32_t (&codes)[kCodeWords], std::uint32_t first,
                                            int step) {
-  const std::uint64_t ones = ptx::descriptor(first + (Config::kTokenBlocks ? 0 : step * (2 * Config::kValueGroupStride >> 4)),
-                                             OnesOperand<Config>::kLayout);
+  const std::uint64_t ones =
+      ptx::descriptor(first + (Config::kBiasFolds ? 0 : step * (2 * Config::kValueGroupStride >> 4)), OnesOperand<Config>::kLayout);
   ptx::begin_products();
   if (step == 0)
     ptx::product_64x8<false>(sums, codes + 4 * step, ones);
