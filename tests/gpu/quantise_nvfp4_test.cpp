@@ -55,7 +55,7 @@ struct OnDevice : DeviceOperand {
     DeviceBuffer<std::uint16_t> made(c.heads * slots * c.dim);
     made.poison();
     quantize::gpu::ExpandNvfp4Params p;
-    p.operands[1] = {codes.get(), scales.get(), made.get(), c.heads};
+    p.codes = codes.get(), p.scales = scales.get(), p.halves = made.get(), p.heads = c.heads;
     p.head_dim = c.dim;
     p.slots = slots;
     p.used_slots = &view.totals->slots;

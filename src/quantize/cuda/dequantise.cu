@@ -8,7 +8,7 @@
 #include "kernels/cuda/sm90/layout.hpp"
 #include "kernels/cuda/sm90/values16.cuh"
 #include "numerics/exponent.hpp"
-#include "quantize/cuda/two_operands.cuh"
+#include "quantize/cuda/saved_values.cuh"
 
 namespace flamia::quantize::gpu {
 namespace {
@@ -54,15 +54,16 @@ __global__ __launch_bounds__(kThreads) void dequantise_kernel(const __grid_const
 
 template <int D>
 cudaError_t enqueue(const DequantiseParams& p, cudaStream_t stream) {
-  return launch_overlapped(dequantise_kernel<D>, grid_of<D>(p), kThreads, 0, stream, p);
+  return launch_overlapped(dequantise_kernel<D>, grid_of<D>(p.slots, p.operands[0].heads + p.operands[1].heads), kThreads, 0,
+                           stream, p);
 }
 
 Status check(const DequantiseParams& p) {
-  const auto complete = [](const DequantiseParams::Operand& operand) {
-    return operand.rows != nullptr && operand.exponents != nullptr && operand.values != nullptr && aligned(operand.rows) &&
-           aligned(operand.values);
-  };
-  return check_two_operands(p, complete, "rows, exponents and values must be device memory, rows and values aligned to 16 bytes");
+  for (const DequantiseParams::Operand& operand : p.operands)
+    if (operand.heads != 0 && (operand.rows == nullptr || operand.exponents == nullptr || operand.values == nullptr ||
+                               !aligned(operand.rows) || !aligned(operand.values)))
+      return Status::invalid("rows, exponents and values must be device memory, rows and values aligned to 16 bytes");
+  return check_saved(p, p.operands[0].heads + p.operands[1].heads);
 }
 
 }  // namespace

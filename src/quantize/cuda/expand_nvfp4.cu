@@ -7,20 +7,16 @@
 #include "kernels/cuda/sm90/layout.hpp"
 #include "kernels/cuda/sm90/nvfp4_values.cuh"
 #include "quantize/cuda/quantise.hpp"
-#include "quantize/cuda/two_operands.cuh"
+#include "quantize/cuda/saved_values.cuh"
 
 namespace flamia::quantize::gpu {
 namespace {
 
-/// Grid: slots in x, heads of both operands in y.
+/// Grid: slots in x, heads in y.
 template <int D>
 __global__ __launch_bounds__(kThreads) void expand_nvfp4_kernel(const __grid_constant__ ExpandNvfp4Params p) {
   constexpr int kPerSlot = D / 8;
-  const bool second = static_cast<int>(blockIdx.y) >= p.operands[0].heads;
-  const std::int64_t head = static_cast<int>(blockIdx.y) - (second ? p.operands[0].heads : 0);
-  const std::uint8_t* const codes = second ? p.operands[1].codes : p.operands[0].codes;
-  const std::uint8_t* const scales = second ? p.operands[1].scales : p.operands[0].scales;
-  std::uint16_t* const halves = second ? p.operands[1].halves : p.operands[0].halves;
+  const std::int64_t head = blockIdx.y;
   const std::int64_t used = *p.used_slots;
   std::uint32_t code[kOctetsPerThread], scale[kOctetsPerThread];
   std::int64_t to[kOctetsPerThread];
@@ -31,27 +27,24 @@ __global__ __launch_bounds__(kThreads) void expand_nvfp4_kernel(const __grid_con
     const std::int64_t at = head * p.slots + slot;
     to[i] = slot < used + sm90::kTailSlots ? rows_f16_offset(p.slots, D, head, slot, 8 * octet) : -1;
     const bool read = slot < used;
-    code[i] = read ? __ldg(reinterpret_cast<const std::uint32_t*>(codes + at * (D / 2)) + octet) : 0u;
-    scale[i] = read ? __ldg(scales + at * (D / 16) + octet / 2) : 0u;
+    code[i] = read ? __ldg(reinterpret_cast<const std::uint32_t*>(p.codes + at * (D / 2)) + octet) : 0u;
+    scale[i] = read ? __ldg(p.scales + at * (D / 16) + octet / 2) : 0u;
   }
 #pragma unroll
   for (int i = 0; i < kOctetsPerThread; ++i)
-    if (to[i] >= 0) *reinterpret_cast<uint4*>(halves + to[i]) = sm90::nvfp4_values(code[i], scale[i]);
+    if (to[i] >= 0) *reinterpret_cast<uint4*>(p.halves + to[i]) = sm90::nvfp4_values(code[i], scale[i]);
 }
 
 template <int D>
 cudaError_t enqueue(const ExpandNvfp4Params& p, cudaStream_t stream) {
-  expand_nvfp4_kernel<D><<<grid_of<D>(p), kThreads, 0, stream>>>(p);
+  expand_nvfp4_kernel<D><<<grid_of<D>(p.slots, p.heads), kThreads, 0, stream>>>(p);
   return cudaGetLastError();
 }
 
 Status check(const ExpandNvfp4Params& p) {
-  const auto complete = [](const ExpandNvfp4Params::Operand& operand) {
-    return operand.codes != nullptr && operand.scales != nullptr && operand.halves != nullptr && aligned(operand.codes, 4) &&
-           aligned(operand.halves);
-  };
-  return check_two_operands(p, complete,
-                            "codes, scales and halves must be device memory, codes aligned to 4 bytes and halves to 16");
+  if (p.codes == nullptr || p.scales == nullptr || p.halves == nullptr || !aligned(p.codes, 4) || !aligned(p.halves))
+    return Status::invalid("codes, scales and halves must be device memory, codes aligned to 4 bytes and halves to 16");
+  return check_saved(p, p.heads);
 }
 
 }  // namespace

@@ -110,7 +110,10 @@ Status BackwardCall::dequantise() const {
 
 Status BackwardCall::expand_nvfp4() const {
   quantize::gpu::ExpandNvfp4Params params;
-  params.operands[0] = {saved_.k.nvfp4.codes, saved_.k.nvfp4.scales, memory_.key_scores, problem_.key_heads};
+  params.codes = saved_.k.nvfp4.codes;
+  params.scales = saved_.k.nvfp4.scales;
+  params.halves = memory_.key_scores;
+  params.heads = problem_.key_heads;
   params.head_dim = problem_.head_dim;
   params.slots = slots_;
   params.used_slots = &schedule_.totals->slots;
