@@ -37,7 +37,8 @@ struct RowCandidate {
   float error;               // in units of the scale squared (encode.hpp)
 };
 
-/// y: the inverse of the scale.
+/// y: the inverse of the scale. `kClamped`: quotients may lie above 6.
+template <bool kClamped>
 __device__ __forceinline__ RowCandidate round_group(const float* value, float y) {
   RowCandidate candidate;
   float octet[2];
@@ -48,7 +49,7 @@ __device__ __forceinline__ RowCandidate round_group(const float* value, float y)
     for (int p = 4 * o; p < 4 * o + 4; ++p) {
       const std::uint32_t quotients =
           ptx::pack_f16x2(numerics::mul(fabsf(value[2 * p]), y), numerics::mul(fabsf(value[2 * p + 1]), y));
-      candidate.rounded[p] = round_e2m1x2(ptx::min_f16x2(quotients, kSix));
+      candidate.rounded[p] = round_e2m1x2(kClamped ? ptx::min_f16x2(quotients, kSix) : quotients);
       const std::uint32_t off = ptx::subtract_f16x2(quotients, candidate.rounded[p]);
       sums = ptx::fma_f16x2(off, off, sums);
     }
@@ -92,10 +93,11 @@ __device__ __forceinline__ Nvfp4Group encode_group(const float* value, float ama
   const std::uint32_t both = decoded.x | static_cast<std::uint32_t>(decoded.y) << 16;
   float six, four;
   ptx::unpack_f16x2(both, six, four);
-  const RowCandidate by_six = round_group(value, nearest_inverse(fmaxf(six, 0x1p-9f)));
-  const RowCandidate by_four = round_group(value, four == 0.f ? 0.f : nearest_inverse(four));  // then every code is 0
+  const RowCandidate by_six = round_group<true>(value, nearest_inverse(fmaxf(six, 0x1p-9f)));
+  // Quotients by amax / 4 stay below 7, so none becomes more than 6, but where the scale is E4M3's greatest: there both scales are the same.
+  const RowCandidate by_four = round_group<false>(value, four == 0.f ? 0.f : nearest_inverse(four));  // then every code is 0
   const float six_error = numerics::mul(numerics::mul(six, six), by_six.error);
-  const bool smaller = (six == 0.f) | (numerics::mul(numerics::mul(four, four), by_four.error) < six_error);
+  const bool smaller = (six == 0.f) | ((four != six) & (numerics::mul(numerics::mul(four, four), by_four.error) < six_error));
 
   Nvfp4Group out{};
   out.scale = flagged ? kFlaggedScale : smaller ? scales >> 8 : scales & 0xff;
@@ -113,83 +115,6 @@ __device__ __forceinline__ Nvfp4Group encode_group(const float* value, float ama
     out.codes[1] = flagged ? 0u : codes_of(rounded + 4);
   }
   return out;
-}
-
-/// Greatest magnitudes of a lane's groups of 16 channels, before the norm, where its row has been read: eight registers less.
-template <int D>
-struct GroupMagnitudes {
-  static constexpr int kGroups = D / kScaleChannels, kBytes = kGroups * kRowTokens * static_cast<int>(sizeof(float));
-  float* of_lane;  // 32 apart
-
-  __device__ explicit GroupMagnitudes(Rows<D>& rows) : of_lane(reinterpret_cast<float*>(rows.bytes) + threadIdx.x % 32) {}
-  /// All of the warp. The row's greatest magnitude.
-  __device__ __forceinline__ std::uint32_t find(const float (&x)[D]) const {
-    std::uint32_t greatest = 0;
-    __syncwarp();  // the rows have been read
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const std::uint32_t bits = row_magnitude<kScaleChannels>(x, kScaleChannels * g);
-      of_lane[32 * g] = __uint_as_float(bits);
-      greatest = max(greatest, bits);
-    }
-    return greatest;
-  }
-  __device__ float operator[](int group) const { return of_lane[32 * group]; }
-};
-
-/// Codes of the unit, a token's D / 2 bytes after the other, leave through shared memory: a lane alone would write 16 bytes of 32 tokens at a time.
-template <int D>
-struct CodeStage {
-  static constexpr int kPieces = D / 32, kStride = 16 * kPieces + 16;  // of 16 bytes; no bank conflicts
-  std::uint8_t* bytes;
-
-  __device__ explicit CodeStage(Rows<D>& rows) : bytes(rows.bytes + GroupMagnitudes<D>::kBytes) {
-    static_assert(GroupMagnitudes<D>::kBytes + kRowTokens * kStride <= sizeof(Rows<D>));
-  }
-  __device__ void put(int piece, const uint4& codes) const {
-    *reinterpret_cast<uint4*>(bytes + threadIdx.x % 32 * kStride + 16 * piece) = codes;
-  }
-  /// All of the warp. `codes` points at the unit's first token.
-  __device__ __forceinline__ void store(const bool (&owned)[2], std::uint8_t* codes) const {
-    __syncwarp();
-#pragma unroll
-    for (int r = 0; r < kPieces; ++r) {
-      const int i = 32 * r + static_cast<int>(threadIdx.x % 32), token = i / kPieces;
-      if (owned[32 * r / kPieces / kGroupTokens])
-        reinterpret_cast<uint4*>(codes)[i] = *reinterpret_cast<const uint4*>(bytes + token * kStride + 16 * (i % kPieces));
-    }
-  }
-};
-
-/// NVFP4 of the lane's token. `block`: of the unit's first slot, counted through the heads; `rows`: where `greatest` lies.
-template <int D>
-__device__ __forceinline__ void quantise_nvfp4(const float (&x)[D], const GroupMagnitudes<D>& greatest, bool flagged,
-                                               const bool (&owned)[2], std::int64_t block, const Nvfp4Outputs& out, Rows<D>& rows) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const bool own = lane < kGroupTokens ? owned[0] : owned[1];
-  const std::int64_t slot = block + lane;
-  if (own) out.exponents[slot] = static_cast<std::uint8_t>(flagged ? numerics::kFlagged : 127);
-  std::uint16_t* const halves = out.halves + (block + lane / 8 * 8) * D + lane % 8 * 8;
-  const CodeStage<D> stage(rows);
-  std::uint32_t codes[4], scales[D / 64] = {};
-#pragma unroll
-  for (int g = 0; g < D / kScaleChannels; ++g) {
-    const float amax = numerics::mul(greatest[g], numerics::rotation_norm(D));
-    const Nvfp4Group group = encode_group(x + kScaleChannels * g, amax, flagged, out.codes != nullptr);
-    auto* const at = reinterpret_cast<uint4*>(halves + 128 * g);  // an octet of eight slots: 64 elements
-    if (own) at[0] = {group.half[0], group.half[1], group.half[2], group.half[3]};
-    if (own) at[8] = {group.half[4], group.half[5], group.half[6], group.half[7]};
-    scales[g / 4] |= group.scale << 8 * (g % 4);
-    codes[g % 2 * 2] = group.codes[0];
-    codes[g % 2 * 2 + 1] = group.codes[1];
-    if (out.codes != nullptr && g % 2 == 1) stage.put(g / 2, {codes[0], codes[1], codes[2], codes[3]});
-  }
-  if (out.codes == nullptr) return;
-  stage.store(owned, out.codes + block * (D / 2));
-  if (!own) return;
-  auto* const to = reinterpret_cast<std::uint32_t*>(out.scales + slot * (D / kScaleChannels));
-#pragma unroll
-  for (int w = 0; w < D / 64; ++w) to[w] = scales[w];
 }
 
 }  // namespace flamia::quantize::gpu

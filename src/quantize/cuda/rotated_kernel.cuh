@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rotated operands (Q and K of a call), NVFP4 beside E4M3 or not. A warp works on 32 tokens of one head at a time, a lane a token, and meets no
+// Rotated operands (Q and K of a call) in E4M3. A warp works on 32 tokens of one head at a time, a lane a token, and meets no
 // other warp:
 //
-//   copy the next unit's rows || rotate -> maximum -> exponent -> [sticky: guess what came before] -> (NVFP4) -> codes -> store
+//   copy the next unit's rows || rotate -> maximum -> exponent -> [sticky: guess what came before] -> codes -> store
 //
 // The grid fills the GPU, and warps claim units in the order of the block table: those under way at a time are neighbours in memory. Prefix maxima:
 // a second kernel (prefix.cuh).
 #pragma once
 #include "kernels/cuda/sm90/launch_persistent.cuh"
-#include "quantize/cuda/nvfp4.cuh"
 #include "quantize/cuda/operand_set.cuh"
 #include "quantize/cuda/prefix.cuh"
 #include "quantize/cuda/token_row.cuh"
@@ -61,7 +60,7 @@ struct Queue {
   __device__ __forceinline__ void fetch_rows(const OperandSet& set, unsigned n, unsigned index) {
     const RowUnit next = unit(set, n, index);
     const QuantiseParams& p = set.operand[next.operand];
-    gpu::fetch_rows<D>(
+    gpu::fetch_rows<D, 32>(
         static_cast<const std::uint16_t*>(p.input.data) + next.block.token * p.input.token_stride + next.head * p.input.head_stride,
         p.input.token_stride, next.tokens(), rows[n % 2]);
     ptx::commit_copies();
@@ -99,7 +98,7 @@ __device__ __forceinline__ std::uint32_t row_prefix(const QuantiseParams& p, con
 }
 
 /// The unit whose rows have come; `then` is called when they have been read. What is written through shared memory takes their place.
-template <int D, class Element, bool kNvfp4, class Then>
+template <int D, class Element, class Then>
 __device__ __forceinline__ void quantise_unit(const OperandSet& set, const RowUnit& unit, Rows<D>& rows, Then then) {
   const QuantiseParams& p = set.operand[unit.operand];
   const int lane = static_cast<int>(threadIdx.x % 32), half = lane / kGroupTokens;
@@ -109,12 +108,7 @@ __device__ __forceinline__ void quantise_unit(const OperandSet& set, const RowUn
   const PrefixScratch scratch(p.scratch, p.slots, p.heads);
   Guess guess;  // asked for beside the search for the greatest magnitude
   if (p.prefix == Prefix::sticky) guess = Guess(scratch, unit.head, unit.block);
-  [[maybe_unused]] const GroupMagnitudes<D> greatest(rows);
-  std::uint32_t own;
-  if constexpr (kNvfp4)
-    own = greatest.find(x);
-  else
-    own = row_magnitude<D>(x, 0);
+  const std::uint32_t own = row_magnitude<D>(x, 0);
   if (set.find_maximum) return raise_maximum(p.scratch, own);
 
   const std::uint32_t all = p.group == Group::token   ? own
@@ -128,27 +122,16 @@ __device__ __forceinline__ void quantise_unit(const OperandSet& set, const RowUn
     const std::uint32_t up_to = row_prefix(p, unit, guess, scratch, scale.prefix_byte());
     if (p.prefix == Prefix::sticky) scale.exponent = static_cast<int>(up_to) - 127;
   }
-  if constexpr (kNvfp4) {
+  const float factor = code_factor(x, scale.exponent);
+  clear_row(scale.flagged, x);
+  RowCodes<D> codes;
 #pragma unroll
-    for (int c = 0; c < D; ++c) x[c] = numerics::mul(x[c], numerics::rotation_norm(D));
-    if (p.rows != nullptr && owned) {
-      const float factor = numerics::pow2(-scale.exponent);
-      const std::uint32_t kept = scale.flagged ? 0u : ~0u;
-      store_row<D>([&](int w) { return encode_four(x, 4 * w, factor) & kept; }, p.rows + at * D);
-    }
-    quantise_nvfp4<D>(x, greatest, own >= kNonFinite, {unit.owned(0), unit.owned(1)}, at, p.nvfp4, rows);
-  } else {
-    const float factor = code_factor(x, scale.exponent);
-    clear_row(scale.flagged, x);
-    RowCodes<D> codes;
-#pragma unroll
-    for (int w = 0; w < D / 4; ++w) codes.word[w] = encode_four(x, 4 * w, factor);
-    if (p.rows != nullptr && owned) store_row<D>([&](int w) { return codes.word[w]; }, p.rows + at * D);
-    if (p.transposed != nullptr) store_row_transposed<D>(codes, p.order, unit.owned(0), unit.owned(1), rows, p.transposed + at * D);
-  }
+  for (int w = 0; w < D / 4; ++w) codes.word[w] = encode_four(x, 4 * w, factor);
+  if (p.rows != nullptr && owned) store_row<D>([&](int w) { return codes.word[w]; }, p.rows + at * D);
+  if (p.transposed != nullptr) store_row_transposed<D>(codes, p.order, unit.owned(0), unit.owned(1), rows, p.transposed + at * D);
 }
 
-template <int D, class Element, bool kNvfp4>
+template <int D, class Element>
 __global__ __launch_bounds__(32 * kRotatedWarps, kRotatedBlocks) void rotated_kernel(const __grid_constant__ OperandSet set) {
   __shared__ Queue<D> queues[kRotatedWarps];
   if (set.followed) ptx::let_next_grid_start();
@@ -170,7 +153,7 @@ __global__ __launch_bounds__(32 * kRotatedWarps, kRotatedBlocks) void rotated_ke
     unsigned claimed = 0, after = 0;
     // A search for the maximum is too short a work for claims: one counter takes 400 a microsecond.
     if (!set.find_maximum && threadIdx.x % 32 == 0) claimed = atomicAdd(set.claimed, 1u);
-    quantise_unit<D, Element, kNvfp4>(set, unit, queue.rows[n % 2], [&] {
+    quantise_unit<D, Element>(set, unit, queue.rows[n % 2], [&] {
       after = set.find_maximum ? next + warps : 2 * warps + __shfl_sync(kFullWarp, claimed, 0);
       queue.fetch_entry(set, n + 2, after);
     });
@@ -183,23 +166,14 @@ __global__ __launch_bounds__(32 * kRotatedWarps, kRotatedBlocks) void rotated_ke
   ptx::wait_for_copies<0>();
 }
 
-template <int D, class Element, bool kNvfp4>
+template <int D, class Element>
 void launch_rotated(const OperandSet& set, Chain& chain) {
   int multiprocessors = 0;
   if (const cudaError_t error = sm90::count_multiprocessors(&multiprocessors); error != cudaSuccess) return chain.fail(error);
   const std::int64_t units = set.operand[0].block_capacity * set.heads, blocks = (units + kRotatedWarps - 1) / kRotatedWarps;
   const std::int64_t resident = std::int64_t{kRotatedBlocks} * multiprocessors;
-  chain.launch(rotated_kernel<D, Element, kNvfp4>, dim3(static_cast<unsigned>(blocks < resident ? blocks : resident)),
-               32 * kRotatedWarps, set);
-}
-
-template <bool kNvfp4>
-void launch_rotated(const OperandSet& set, Chain& chain) {
-  const bool bf16 = set.operand[0].input.dtype == DType::bf16;
-  if (set.operand[0].head_dim == 128)
-    bf16 ? launch_rotated<128, __nv_bfloat16, kNvfp4>(set, chain) : launch_rotated<128, __half, kNvfp4>(set, chain);
-  else
-    bf16 ? launch_rotated<64, __nv_bfloat16, kNvfp4>(set, chain) : launch_rotated<64, __half, kNvfp4>(set, chain);
+  chain.launch(rotated_kernel<D, Element>, dim3(static_cast<unsigned>(blocks < resident ? blocks : resident)), 32 * kRotatedWarps,
+               set);
 }
 
 }  // namespace flamia::quantize::gpu

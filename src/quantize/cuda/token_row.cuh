@@ -20,11 +20,14 @@ struct alignas(128) Rows {
   std::uint8_t bytes[kRowTokens * D * 2];
 };
 
-/// Starts copying. `head` points at the head's first channel of the first token; rows from `tokens` on become zero.
-template <int D>
+/// Starts copying, kThreads threads together. `head` points at the head's first channel of the first token; rows from `tokens` on become zero.
+template <int D, int kThreads>
 __device__ __forceinline__ void fetch_rows(const std::uint16_t* head, std::int64_t token_stride, int tokens, Rows<D>& rows) {
-  constexpr int kTogether = 32 / Rows<D>::kChunks;  // rows of one instruction of the warp
-  const int lane = static_cast<int>(threadIdx.x % 32), row = lane / Rows<D>::kChunks, chunk = lane % Rows<D>::kChunks;
+  constexpr int kTogether = kThreads / Rows<D>::kChunks;  // rows of one instruction
+  static_assert(kTogether <= 8);
+  // Asked for anew where registers are short: nothing that follows from it is then kept from unit to unit.
+  const unsigned all = kThreads == 32 ? threadIdx.x : static_cast<unsigned>(ptx::thread_index());
+  const int thread = static_cast<int>(all % kThreads), row = thread / Rows<D>::kChunks, chunk = thread % Rows<D>::kChunks;
   const std::uint32_t to = ptx::shared_address(rows.bytes) + static_cast<std::uint32_t>(row * 2 * D);
   const auto copy = [&](auto wanted) {
     const std::uint16_t* from = head + row * token_stride + 8 * chunk;
