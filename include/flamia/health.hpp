@@ -36,7 +36,7 @@ struct Health {
 };
 
 /// Attends on the CPU with memory of its own, so hand it a sample (a head, some documents) of a large call. Tensors are on the host;
-/// `tensors.o` and `tensors.lse` are not used. d_out null: the forward pass alone. `threads`: 0 = all cores; figures do not depend on it.
+/// `tensors.o` and `tensors.lse` are not used. d_out null: the forward pass alone, of any recipe. `threads`: 0 = all cores; figures do not depend on it.
 Status attention_health(const Problem& problem, const Recipe& recipe, const ForwardTensors& tensors, const TensorView* d_out,
                         int threads, Health* health);
 

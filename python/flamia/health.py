@@ -106,7 +106,7 @@ def stats(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None = None, d_o
     q, k, v, cu_seqlens and the keywords as in flamia.attention, packed; on any device. They are copied to the host and attended there:
     hand it a sample (a head, some documents), or let flamia.watch take one.
 
-    Raises what flamia.attention raises, for what the CPU backend does not do.
+    An inference recipe has figures without d_out. Raises what flamia.attention raises, for what the CPU backend does not do.
     """
     if cu_seqlens is None:
         cu_seqlens = torch.tensor([0, q.shape[0]], dtype=torch.int32)

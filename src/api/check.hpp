@@ -15,5 +15,7 @@ Status check_problem(const Problem& problem, const PlanOptions& options);
 /// Pointers, dtypes, strides, alignment, and that nothing written overlaps anything else. Reads no tensor element.
 Status check_forward(const Plan& plan, const ForwardTensors& tensors, const void* saved, const void* workspace);
 Status check_backward(const Plan& plan, const BackwardTensors& tensors, const void* saved, const void* workspace);
+/// The same of what is only read: q, k, v, cu_seqlens and, unless it is null, d_out.
+Status check_inputs(const Problem& problem, const ForwardTensors& tensors, const TensorView* d_out);
 
 }  // namespace flamia::api

@@ -57,6 +57,20 @@ class Arguments {
     regions_.push_back(region);
   }
 
+  /// What the forward pass reads.
+  void inputs(const ForwardTensors& t) {
+    tensor("q", t.q, problem_.query_heads, Use::read);
+    tensor("k", t.k, problem_.key_heads, Use::read);
+    tensor("v", t.v, problem_.key_heads, Use::read);
+    same_dtype("q", t.q.dtype, "k", t.k.dtype);
+    same_dtype("q", t.q.dtype, "v", t.v.dtype);
+    cu_seqlens(t.cu_seqlens);
+  }
+  void cu_seqlens(const std::int32_t* data) {
+    buffer("cu_seqlens", data, (problem_.documents + 1) * static_cast<std::int64_t>(sizeof(std::int32_t)), alignof(std::int32_t),
+           Use::read);
+  }
+
   void same_dtype(const char* a, DType type_a, const char* b, DType type_b) {
     if (status_.ok() && type_a != type_b)
       fail(std::string(b) + ".dtype differs from " + a + ".dtype; q, k and v have one dtype, so convert one of them");
@@ -87,19 +101,12 @@ class Arguments {
   std::vector<Region> regions_;
 };
 
-std::int64_t cu_seqlens_bytes(const Problem& p) { return (p.documents + 1) * static_cast<std::int64_t>(sizeof(std::int32_t)); }
-
 }  // namespace
 
 Status check_forward(const Plan& plan, const ForwardTensors& t, const void* saved, const void* workspace) {
   const Problem& p = plan.problem();
   Arguments args(p);
-  args.tensor("q", t.q, p.query_heads, Use::read);
-  args.tensor("k", t.k, p.key_heads, Use::read);
-  args.tensor("v", t.v, p.key_heads, Use::read);
-  args.same_dtype("q", t.q.dtype, "k", t.k.dtype);
-  args.same_dtype("q", t.q.dtype, "v", t.v.dtype);
-  args.buffer("cu_seqlens", t.cu_seqlens, cu_seqlens_bytes(p), alignof(std::int32_t), Use::read);
+  args.inputs(t);
   args.tensor("o", t.o, p.query_heads, Use::write);
   args.buffer("lse", t.lse, p.tokens * p.query_heads * static_cast<std::int64_t>(sizeof(float)), alignof(float), Use::write);
   args.buffer("saved", saved, static_cast<std::int64_t>(plan.saved_bytes()), kBufferAlignment, Use::write);
@@ -112,13 +119,20 @@ Status check_backward(const Plan& plan, const BackwardTensors& t, const void* sa
   Arguments args(p);
   args.tensor("o", t.o, p.query_heads, Use::read);
   args.tensor("d_o", t.d_o, p.query_heads, Use::read);
-  args.buffer("cu_seqlens", t.cu_seqlens, cu_seqlens_bytes(p), alignof(std::int32_t), Use::read);
+  args.cu_seqlens(t.cu_seqlens);
   args.tensor("d_q", t.d_q, p.query_heads, Use::write);
   args.tensor("d_k", t.d_k, p.key_heads, Use::write);
   args.tensor("d_v", t.d_v, p.key_heads, Use::write);
   args.buffer("saved", saved, static_cast<std::int64_t>(plan.saved_bytes()), kBufferAlignment, Use::read);
   args.buffer("workspace", workspace, static_cast<std::int64_t>(plan.workspace_bytes(Pass::backward)), kBufferAlignment,
               Use::write);
+  return args.finish();
+}
+
+Status check_inputs(const Problem& problem, const ForwardTensors& t, const TensorView* d_out) {
+  Arguments args(problem);
+  args.inputs(t);
+  if (d_out != nullptr) args.tensor("d_out", *d_out, problem.query_heads, Use::read);
   return args.finish();
 }
 

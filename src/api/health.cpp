@@ -7,6 +7,7 @@
 #include <new>
 #include <vector>
 
+#include "api/check.hpp"
 #include "kernels/cpu/backward.hpp"
 #include "kernels/cpu/memory.hpp"
 #include "kernels/cpu/settings.hpp"
@@ -54,7 +55,8 @@ Status measure(const Plan& plan, const ForwardTensors& given, const TensorView* 
   forward.lse = lse.data();
   Health made;
   cpu::Probe probe;
-  if (Status s = cpu::forward(p, recipe, documents, forward, saved.get(), workspace.get(), threads, &probe); !s.ok()) return s;
+  void* const kept = plan.options().training ? saved.get() : nullptr;
+  if (Status s = cpu::forward(p, recipe, documents, forward, kept, workspace.get(), threads, &probe); !s.ok()) return s;
   cpu::Settings settings;
   if (Status s = cpu::lower(p, recipe, &settings); !s.ok()) return s;
   const auto operand = [&](const TensorView& tensor, int heads, bool rotate, std::int64_t mean_rows, const OperandPolicy& policy,
@@ -97,14 +99,10 @@ Status measure(const Plan& plan, const ForwardTensors& given, const TensorView* 
 Status attention_health(const Problem& problem, const Recipe& recipe, const ForwardTensors& tensors, const TensorView* d_out,
                         int threads, Health* health) {
   if (health == nullptr) return Status::invalid("health is null; pass where the figures go");
-  for (const auto& [name, data] : {std::pair{"q", tensors.q.data}, {"k", tensors.k.data}, {"v", tensors.v.data}})
-    if (data == nullptr && problem.tokens > 0) return Status::invalid(std::string(name) + ".data is null; pass the tensor");
-  if (tensors.cu_seqlens == nullptr) return Status::invalid("cu_seqlens is null; pass the documents' offsets");
-  if (d_out != nullptr && d_out->data == nullptr && problem.tokens > 0)
-    return Status::invalid("d_out.data is null; pass the tensor, or no d_out");
   try {
-    Plan plan;
-    if (Status s = Plan::create(problem, recipe, {Device::cpu, threads, false, true}, &plan); !s.ok()) return s;
+    Plan plan;  // without d_out for the forward pass alone, which inference recipes have too
+    if (Status s = Plan::create(problem, recipe, {Device::cpu, threads, false, d_out != nullptr}, &plan); !s.ok()) return s;
+    if (Status s = api::check_inputs(problem, tensors, d_out); !s.ok()) return s;
     return measure(plan, tensors, d_out, health);
   } catch (const std::bad_alloc&) {
     return {StatusCode::out_of_memory, "out of memory for the health figures; measure a smaller sample"};

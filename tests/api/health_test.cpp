@@ -60,6 +60,60 @@ TEST(Health, WithoutGradient) {
   EXPECT_GT(h.pairs.pairs, 0);
 }
 
+// An inference recipe has no backward pass, and needs none for the figures of its forward pass.
+TEST(Health, EveryRecipeWithoutGradient) {
+  Call call;
+  for (const std::string& name : recipe_names()) {
+    const Health h = measured(call, name.c_str(), false);
+    EXPECT_EQ(h.v.elements, call.offsets.back() * 2 * 32) << name;
+    EXPECT_EQ(h.pairs.pairs, 4 * (70 * 71 / 2 + 1 + 59 * 60 / 2)) << name;
+  }
+  Health h;
+  const Status s = attention_health(call.problem, recipe_named("sage3"), call.forward, &call.backward.d_o, 1, &h);
+  EXPECT_EQ(s.code(), StatusCode::unsupported);
+  EXPECT_THAT(s.message(), HasSubstr("no backward pass"));
+}
+
+// What attention_forward refuses, with the same words; none of it may be read.
+TEST(Health, RefusesWhatForwardRefuses) {
+  constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max() / 2;
+  flamia_recipe* recipe = nullptr;
+  ASSERT_EQ(flamia_recipe_parse("mxfp8-exact", &recipe), FLAMIA_OK);
+  flamia_problem problem = FLAMIA_PROBLEM_INIT;
+  problem.tokens = 140, problem.documents = 3, problem.query_heads = 4, problem.key_heads = 2, problem.head_dim = 32;
+  const auto refused = [&](auto bend, const char* words) {
+    Call call;
+    std::vector<TensorView> t{call.forward.q, call.forward.k, call.forward.v, call.backward.d_o};
+    bend(t);
+    ForwardTensors forward = call.forward;
+    forward.q = t[0], forward.k = t[1], forward.v = t[2];
+    Health health;
+    const Status s = attention_health(call.problem, recipe_named("mxfp8-exact"), forward, &t[3], 1, &health);
+    EXPECT_EQ(s.code(), StatusCode::invalid_argument) << words;
+    EXPECT_THAT(s.message(), HasSubstr(words));
+
+    std::vector<flamia_const_tensor> c;
+    for (const TensorView& x : t) c.push_back({x.data, static_cast<flamia_dtype>(x.dtype), 0, x.token_stride, x.head_stride});
+    flamia_health got{};
+    got.struct_size = sizeof got;
+    EXPECT_EQ(flamia_attention_health(&problem, recipe, &c[0], &c[1], &c[2], call.offsets.data(), &c[3], 1, &got),
+              FLAMIA_INVALID_ARGUMENT);
+    EXPECT_THAT(flamia_status_message(), HasSubstr(words));
+  };
+  using Tensors = std::vector<TensorView>;
+  refused([](Tensors& t) { t[0].token_stride = -128; }, "q has token_stride -128");
+  refused([](Tensors& t) { t[3].head_stride = -32; }, "d_out has token_stride 0 and head_stride -32");
+  refused([](Tensors& t) { t[1].dtype = DType::bf16; }, "k.dtype differs from q.dtype");
+  refused([](Tensors& t) { t[2].dtype = DType::f16; }, "v.dtype differs from q.dtype");
+  refused([](Tensors& t) { t[0].dtype = static_cast<DType>(9); }, "q.dtype = 9");
+  refused([](Tensors& t) { t[3].dtype = static_cast<DType>(9); }, "d_out.dtype = 9");
+  refused([](Tensors& t) { t[2].data = static_cast<const char*>(t[2].data) + 1; }, "v is not aligned");
+  refused([](Tensors& t) { t[1].token_stride = kHuge; }, "k with token_stride");
+  refused([](Tensors& t) { t[3].head_stride = kHuge; }, "d_out with token_stride");
+  refused([](Tensors& t) { t[3].data = nullptr; }, "d_out is null");
+  flamia_recipe_destroy(recipe);
+}
+
 TEST(Health, CApi) {
   Call call;
   const Health want = measured(call, "mxfp8-exact");

@@ -111,6 +111,17 @@ def test_watch_cuts_long_rows_and_ends() -> None:
     assert found == flamia.stats(q[:50, :1], k[:50, :1], v[:50, :1], torch.tensor([0, 40, 50], dtype=torch.int32))
 
 
+def test_inference_recipes_have_figures_of_the_forward_pass() -> None:
+    q, k, v, d_out, cu = inputs()
+    s = flamia.stats(q, k, v, cu, recipe="sage3")
+    assert s.recipe == "sage3" and s.v.saturated == 0 and s.d_out is None
+    with flamia.watch() as seen, torch.no_grad():
+        flamia.attention(q, k, v, cu, recipe="sage3")
+    assert [x.recipe for x in seen.stats()] == ["sage3"]
+    with pytest.raises(NotImplementedError, match="no backward pass"):
+        flamia.stats(q, k, v, cu, d_out, recipe="sage3")
+
+
 def test_errors() -> None:
     q, k, v, d_out, cu = inputs()
     with pytest.raises(ValueError, match="d_out has shape"):
