@@ -52,6 +52,8 @@ FLAMIA_API const char* flamia_version(void);
 
 typedef struct flamia_recipe flamia_recipe;
 
+/* A text that cannot be read, and a recipe that no machine could compute (a broken rule): FLAMIA_INVALID_ARGUMENT with every reason.
+ * What one device or mask does not do is refused by flamia_plan_create. */
 FLAMIA_API flamia_status flamia_recipe_parse(const char* text, flamia_recipe** recipe);
 FLAMIA_API flamia_status flamia_recipe_from_json(const char* json, flamia_recipe** recipe);
 FLAMIA_API void flamia_recipe_destroy(flamia_recipe* recipe);        /* null is fine */
@@ -181,7 +183,8 @@ typedef struct flamia_health {
   double ds_mass, ds_lost_q, ds_lost_k;
 } flamia_health;
 
-/* Attends on the CPU with memory of its own: hand it a sample of a large call. Tensors are on the host. d_out may be null (no gradient).
+/* Attends on the CPU with memory of its own: hand it a sample of a large call. Tensors are on the host. d_out may be null (no gradient,
+ * which inference recipes need).
  * threads: 0 = all cores. health->struct_size must be set; fields that this library does not know stay as they are. */
 FLAMIA_API flamia_status flamia_attention_health(const flamia_problem* problem, const flamia_recipe* recipe,
                                                  const flamia_const_tensor* q, const flamia_const_tensor* k,

@@ -117,6 +117,8 @@ struct Recipe {
   /// "mxfp8", or the nearest name and what differs: "mxfp8 ds=32x32 dq=f32".
   std::string name() const;
   /// Reads what name() prints. Unknown names and fields: invalid_argument with the nearest names.
+  /// Whether the members make sense together is checked where the recipe is used: Plan::create. (C's and Python's recipes are checked when
+  /// they are made.)
   static Status parse(std::string_view text, Recipe* recipe);
   std::string to_json() const;
   static Status from_json(std::string_view json, Recipe* recipe);

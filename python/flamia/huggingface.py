@@ -144,7 +144,7 @@ def register(name: str = "flamia", recipe: str | Recipe = "mxfp8", *, decode: st
     decode: None = attending a key/value cache raises. "sdpa" = steps of generation that attend a cache compute exact attention
     (transformers' own "sdpa"), while the prompt is attended with `recipe`; for inference.
 
-    Raises ValueError for a name that transformers defines itself, for an unknown recipe and for another decode.
+    Raises ValueError for a name that transformers defines itself, for an unknown or contradictory recipe and for another decode.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     if decode not in (None, "sdpa"):

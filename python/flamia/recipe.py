@@ -24,7 +24,8 @@ class Recipe:
     def __init__(self, text: str = "mxfp8") -> None:
         """text: a name with changed fields, as `name` prints it ("mxfp8", "mxfp8 ds=32x32"), or JSON, as `to_json` writes it.
 
-        Raises TypeError if it is no string, ValueError for unknown names and fields (the message says which come close).
+        Raises TypeError if it is no string, ValueError for unknown names and fields (the message says which come close) and for fields
+        that contradict each other (the message says why). What a device does not compute, attention raises.
         """
         if not isinstance(text, str):
             raise TypeError(f"recipe is a {type(text).__name__} but must be a string such as \"mxfp8\", or JSON")

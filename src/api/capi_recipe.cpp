@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/capi.hpp"
+#include "recipe/rules.hpp"
 
 namespace flamia::capi {
 
@@ -28,6 +29,15 @@ Status write_text(std::string_view text, char* buffer, std::size_t capacity, std
 
 namespace {
 
+/// A handle never holds a recipe that breaks the rules; Plan::create would refuse it, but far from where it was written.
+Status check_rules(const Recipe& recipe) {
+  const std::vector<std::string> broken = recipe::violations(recipe);
+  if (broken.empty()) return {};
+  std::string text = "recipe \"" + recipe.name() + "\": " + broken[0];
+  for (std::size_t i = 1; i < broken.size(); ++i) text += "\n" + broken[i];
+  return Status::invalid(std::move(text));
+}
+
 /// Recipe::parse or Recipe::from_json into a new object.
 template <class Read>
 flamia_status make_recipe(const char* text, flamia_recipe** recipe, const char* argument, Read read) {
@@ -36,6 +46,7 @@ flamia_status make_recipe(const char* text, flamia_recipe** recipe, const char* 
   return guarded([&]() -> Status {
     Recipe parsed;
     if (Status s = read(text, &parsed); !s.ok()) return s;
+    if (Status s = check_rules(parsed); !s.ok()) return s;
     *recipe = new flamia_recipe{parsed};
     return {};
   });

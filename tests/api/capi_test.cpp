@@ -13,6 +13,7 @@ extern "C" int flamia_c99_check(void);  // c99.c
 namespace flamia::test {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 struct Handles {
@@ -184,6 +185,18 @@ TEST(CApi, RecipesAndTexts) {
   ASSERT_EQ(handles.create(), FLAMIA_OK) << flamia_status_message();
   ASSERT_EQ(flamia_plan_explain(handles.plan, nullptr, 0, &length), FLAMIA_OK);
   EXPECT_GT(length, 100u);
+}
+
+// A recipe that breaks the rules is refused where it is written, not by the first plan.
+TEST(CApi, NoHandleHoldsABrokenRecipe) {
+  flamia_recipe* recipe = nullptr;
+  EXPECT_EQ(flamia_recipe_parse("mxfp8 tile=64x64", &recipe), FLAMIA_INVALID_ARGUMENT);
+  EXPECT_THAT(flamia_status_message(), AllOf(HasSubstr("recipe \"mxfp8 tile=64x64\""), HasSubstr("use smooth-q=on")));
+  EXPECT_EQ(flamia_recipe_parse("mxfp8 exp2=mitchell", &recipe), FLAMIA_INVALID_ARGUMENT);
+  EXPECT_THAT(flamia_status_message(), HasSubstr("trains=off"));
+  EXPECT_EQ(flamia_recipe_from_json(recipe_named("mxfp8 exp2=mitchell").to_json().c_str(), &recipe), FLAMIA_INVALID_ARGUMENT);
+  EXPECT_THAT(flamia_status_message(), HasSubstr("trains=off"));
+  EXPECT_EQ(recipe, nullptr);
 }
 
 TEST(CApi, MessagesBelongToTheThread) {

@@ -173,6 +173,8 @@ def test_register() -> None:
         flamia.huggingface.register("sdpa")
     with pytest.raises(ValueError, match="mxfp9"):
         flamia.huggingface.register("other", "mxfp9")
+    with pytest.raises(ValueError, match="trains=off"):
+        flamia.huggingface.register("other", "mxfp8 exp2=mitchell")  # now, not in the model's first step
     with pytest.raises(ValueError, match="decode"):
         flamia.huggingface.register("other", decode="flash")
     flamia.huggingface.register("flamia-again", flamia.Recipe("mxfp8"))

@@ -47,6 +47,8 @@ def test_bad_recipes() -> None:
         Recipe("mxfp8 dss=32x32")
     with pytest.raises(ValueError):
         Recipe('{"q": 1}')
+    with pytest.raises(ValueError, match="use smooth-q=on"):
+        Recipe("mxfp8 tile=64x64")
     with pytest.raises(ValueError, match="JSON object"):
         Recipe.from_json("mxfp8")
     with pytest.raises(ValueError, match="zero character"):
