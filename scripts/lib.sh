@@ -145,6 +145,23 @@ find_gpu() {
   if [[ -n $GPU ]]; then say "GPU: $GPU"; else say "no Hopper GPU here"; fi
 }
 
+# choose_preset [DEVICE]: sets PRESET, NVCC and GPU for a program that is to run here, on DEVICE (cpu, cuda or none given). The kernels
+# take minutes to compile, so only where they can run, or where cuda is asked for.
+choose_preset() {
+  PRESET=cpu NVCC='' GPU=''
+  if [[ ${1:-} == cpu ]]; then
+    say "device cpu: the GPU part is not compiled"
+    return
+  fi
+  find_gpu
+  if [[ -z $GPU && ${1:-} != cuda ]]; then
+    say "the GPU part is not compiled"
+    return
+  fi
+  find_nvcc
+  [[ -z $NVCC ]] || PRESET=cuda
+}
+
 # ---- builds -----------------------------------------------------------------------------------------------------------------------
 
 # configure FOLDER PRESET [OPTION...]: into build/FOLDER.
