@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
                 torch.cuda.empty_cache()
                 try:
                     train.train(told)
-                except (RuntimeError, NotImplementedError) as error:  # a diverged loss, or an attention that does not run here
+                except (RuntimeError, NotImplementedError, ValueError) as error:  # a diverged loss; no such attention, or not here
                     print(f"{label} failed: {error}", flush=True)
                 longest = max(longest, time.monotonic() - started)
             if finished(folder / "run.json", told.steps):

@@ -229,6 +229,16 @@ def test_several_runs_go_on_where_they_stopped(corpus: Path, tmp_path: Path) -> 
     assert str(tmp_path) not in text
 
 
+def test_wrong_arguments_end_with_a_sentence(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main(tiny(tmp_path / "none", tmp_path / "a")) == 2
+    assert "no such file; make a corpus with collect.py" in capsys.readouterr().err
+    assert train.main([*tiny(corpus, tmp_path / "a"), "--attention", "flash"]) == 2
+    assert "attention 'flash' is unknown" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        train.main([*tiny(corpus, tmp_path / "a"), "--log-every", "2", "--eval-every", "3"])
+    assert "must be a multiple of --log-every 2" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("more, wanted", [([], 2), (["--whole"], 1)])
 def test_runs_that_would_be_cut_are_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str], wanted: int) -> None:
     started, now = [], [0.0]

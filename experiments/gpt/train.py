@@ -17,6 +17,7 @@ import json
 import math
 import os
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -268,5 +269,15 @@ def train(args: argparse.Namespace) -> dict[str, float]:
     return result
 
 
+def main(argv: list[str] | None = None) -> int:
+    args = arguments(argv)
+    try:
+        train(args)
+    except (FileNotFoundError, ValueError, NotImplementedError) as error:  # wrong arguments: the messages are written for people
+        print(f"train.py: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
 if __name__ == "__main__":
-    train(arguments())
+    raise SystemExit(main())

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import csv
+import sys
 from pathlib import Path
 
-import matplotlib
+try:
+    import matplotlib
+except ModuleNotFoundError:
+    sys.exit("error: the pictures need matplotlib; apt-get install python3-matplotlib, or pip install matplotlib")
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402

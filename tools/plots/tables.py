@@ -26,6 +26,9 @@ def draw(rows: list[Row], recipes: list[str], file: Path) -> None:
     for line, name in zip(axes, inputs):
         for axis, recipe in zip(line, recipes):
             own = [row for row in rows if (row["input"], row["recipe"]) == (name, recipe)]
+            if not own:  # a recipe that does not run on this input
+                axis.set_axis_off()
+                continue
             blocks = 1 + max(int(row["query_block"]) for row in own)
             grid = [[math.nan] * blocks for _ in range(blocks)]
             for row in own:
@@ -42,15 +45,27 @@ def draw(rows: list[Row], recipes: list[str], file: Path) -> None:
     style.save(figure, file)
 
 
-def main() -> None:
+def choose(asked: str | None, there: list[str]) -> list[str]:
+    """The recipes to draw of those that the file has: the asked ones; or the usual ones, or else all."""
+    if asked is None:
+        return [recipe for recipe in RECIPES.split(",") if recipe in there] or there
+    recipes = asked.split(",")
+    if missing := [recipe for recipe in recipes if recipe not in there]:
+        raise ValueError(f"--recipes: heatmap.csv has no {', '.join(missing)}; it has {', '.join(there)}")
+    return recipes
+
+
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--recipes", default=RECIPES)
-    arguments = parser.parse_args()
-    recipes = arguments.recipes.split(",")
-    rows = [row for row in style.read(arguments.folder / "heatmap.csv", "input", "recipe", "query_block", "key_block", "mean_error")
-            if row["recipe"] in recipes]
-    draw(rows, recipes, arguments.folder / "heatmaps.png")
+    parser.add_argument("--recipes", help=f"default: those of {RECIPES} that the file has, or else all in it")
+    arguments = parser.parse_args(argv)
+    try:
+        rows = style.read(arguments.folder / "heatmap.csv", "input", "recipe", "query_block", "key_block", "mean_error")
+        recipes = choose(arguments.recipes, style.in_order([row["recipe"] for row in rows]))
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    draw([row for row in rows if row["recipe"] in recipes], recipes, arguments.folder / "heatmaps.png")
 
 
 if __name__ == "__main__":
