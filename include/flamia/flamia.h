@@ -183,9 +183,9 @@ typedef struct flamia_health {
   double ds_mass, ds_lost_q, ds_lost_k;
 } flamia_health;
 
-/* Attends on the CPU with memory of its own: hand it a sample of a large call. Tensors are on the host. d_out may be null (no gradient,
- * which inference recipes need).
- * threads: 0 = all cores. health->struct_size must be set; fields that this library does not know stay as they are. */
+/* Attends on the CPU with memory of its own: hand it a sample of a large call. Tensors are on the host. d_out may be null (no gradient;
+ * inference recipes have none). threads: 0 = all cores. health->struct_size must be set; fields that this library does not know stay as
+ * they are. */
 FLAMIA_API flamia_status flamia_attention_health(const flamia_problem* problem, const flamia_recipe* recipe,
                                                  const flamia_const_tensor* q, const flamia_const_tensor* k,
                                                  const flamia_const_tensor* v, const int32_t* cu_seqlens,

@@ -22,6 +22,8 @@ Examples:
   flamia leak in.safetensors --recipes mxfp8-exact,fp8-tensor
   flamia explain --recipe "mxfp8 ds=32x32" --arch sm_90
 
+On a machine that is busy with other work set OMP_WAIT_POLICY=passive: threads that wait spin otherwise.
+
 Exit codes: 0 done, 2 wrong usage or input, 3 valid but unsupported, 4 a file cannot be read or written, 1 other.
 )";
 

@@ -215,7 +215,8 @@ void add_quantize(Program& program) {
   add_device_flags(&command, &flags->options);
   add_report_flags(&command, session);
   command.footer(
-      R"(Writes for X in q, k, v, dout (the tensors themselves; q and k after rotation) X.codes and X.scales, and X.codes2 and X.scales2
+      R"(Writes for X in q, k, v, dout (the tensors themselves, q and k after rotation: without the means
+that a recipe with smoothing subtracts) X.codes and X.scales, and X.codes2 and X.scales2
 where the recipe quantises the second use differently. Codes: F8_E4M3 or I8, shaped as X; 4 bits: U8 [T, heads, d/2], low nibble
 first; unquantised: BF16 without scales. Scales: powers of two as F8_E8M0, NVFP4's as F8_E4M3, others F32. Token blocks
 [sum of ceil(L/32), heads], per token [T, heads], 1xn along d [T, heads, d/n], per tensor [1]. The metadata says granularity,
