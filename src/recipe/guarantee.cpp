@@ -2,6 +2,9 @@
 #include "recipe/guarantee.hpp"
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <numeric>
 
 #include "recipe/rules.hpp"
 #include "recipe/text_fields.hpp"
@@ -24,10 +27,12 @@ Reach rows_sharing(const Quantisation& form, bool of_tile) {
     case Kind::blocks:
       break;
   }
-  if (form.rule == ScaleRule::two_level && !of_tile) return {Reach::Kind::block, kTile};
-  if (form.group.rows == 1) return {};
-  if (form.group.rows > 0) return {Reach::Kind::block, form.group.rows};
-  return of_tile ? Reach{Reach::Kind::block, kTile} : Reach{Reach::Kind::document};
+  Reach rows{};
+  if (form.group.rows != 1) rows = {Reach::Kind::block, form.group.rows};
+  if (form.group.rows == 0) rows = of_tile ? Reach{Reach::Kind::block, kTile} : Reach{Reach::Kind::document};
+  // The first level is of 128 tokens; in P and dS of one query's line, but of all queries of the tile where a block has more than one.
+  if (form.rule != ScaleRule::two_level || (of_tile && form.group.rows == 1)) return rows;
+  return farther(rows, {Reach::Kind::block, kTile});
 }
 
 std::string text_of(const Reach& reach) {
@@ -60,20 +65,24 @@ class Collector {
     const bool of_tile = place.row.operand == Operand::p || place.row.operand == Operand::d_s;
     const bool per_key = (safety.fold_v_diagonal && place.row.operand == Operand::v) ||
                          (safety.fold_k && place.row.operand == Operand::k && place.is_second);
-    if (per_key && place.form.group.rows > 0 && kTile % place.form.group.rows == 0) return;  // no block crosses the mask's edge
+    // Per key on the diagonal no block crosses the mask's edge; the first level of forms over all channels stays that of 128 tokens.
+    const bool first_level =
+        place.form.rule == ScaleRule::two_level && (place.form.group.rows == 1 || place.form.group.columns == 0);
+    if (per_key && !first_level && place.form.group.rows > 0 && kTile % place.form.group.rows == 0) return;
     const Reach reach = rows_sharing(place.form, of_tile);
     Guarantee& g = *out_;
     const std::string why = name_of(place) + " (" + form_text(place.form) + ") shares a scale over " + text_of(reach);
     // A scale shared by keys lets later keys reach earlier rows; one shared by queries does so too, and lets earlier queries reach
-    // later keys' gradients. In dK and dV the sums run over queries, of which a key may see the later ones only.
+    // later keys' gradients. In dK and dV the sums run over queries, of which a key may see the later ones only; but a NaN or infinity in a
+    // group of their forms of Q and dO flags the group's rows, and dQ with them.
     switch (place.row.operand) {
       case Operand::q:
-        return place.is_second ? add(reach, {&g.look_back}, why) : add(reach, {&g.outputs, &g.d_q, &g.look_back}, why);
+        return place.is_second ? add(reach, {&g.d_q, &g.look_back}, why) : add(reach, {&g.outputs, &g.d_q, &g.look_back}, why);
       case Operand::k:
       case Operand::v:
         return place.is_second ? add(reach, {&g.d_q}, why) : add(reach, {&g.outputs, &g.d_q}, why);
       case Operand::d_out:
-        return place.is_second ? add(reach, {&g.look_back}, why) : add(reach, {&g.d_q, &g.look_back}, why);
+        return add(reach, {&g.d_q, &g.look_back}, why);
       case Operand::p:
         return place.is_second ? add_columns(place, of_tile) : add(reach, {&g.outputs, &g.d_q, &g.look_back}, why);
       case Operand::d_s:
@@ -98,7 +107,10 @@ class Collector {
 
 Reach farther(const Reach& a, const Reach& b) {
   if (a.kind != b.kind) return a.kind > b.kind ? a : b;
-  return a.tokens >= b.tokens ? a : b;
+  if (a.kind != Reach::Kind::block) return a;
+  // Blocks of which neither holds the other: what one reaches, the other passes on.
+  const std::int64_t both = std::lcm(std::int64_t{a.tokens}, std::int64_t{b.tokens});
+  return both > std::numeric_limits<int>::max() ? Reach{Reach::Kind::document} : Reach{Reach::Kind::block, static_cast<int>(both)};
 }
 
 Guarantee guarantee(const Recipe& recipe) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a recipe promises about tokens that a row must not see (causal attention; a window is the same with its right edge), derived
-// from its forms alone. Tests measure it: tests/kernels, `flamia leak`.
+// What a recipe promises about tokens that a row must not see, derived from its forms alone: in causal attention. With a window to the
+// right a block reaches the rows that see a token of it, and the blocks of those rows. NaN and infinity count as any other value. Tests measure it:
+// tests/kernels, `flamia leak`.
 #pragma once
 #include <string>
 #include <vector>
@@ -16,7 +17,7 @@ struct Reach {
   int tokens = 0;
   friend bool operator==(const Reach&, const Reach&) = default;
 };
-/// The farther of the two.
+/// What both reach together: the farther, or the least block that is made of whole blocks of either.
 Reach farther(const Reach& a, const Reach& b);
 
 struct Guarantee {

@@ -25,6 +25,7 @@ struct Sample {
   std::vector<std::uint64_t> v_shape;  // empty = that of k
   std::string cu_dtype = "I32";
   std::optional<float> poison;  // put into one element of q
+  float v_factor = 1.f;
 
   std::vector<float> values(std::uint64_t n, unsigned seed) const {
     std::mt19937 bits(seed);
@@ -53,7 +54,9 @@ struct Sample {
     if (poison) q_values[q_values.size() / 2] = *poison;
     const std::string k_type = k_dtype.empty() ? dtype : k_dtype;
     const auto q = encode(q_values, dtype);
-    const auto k = encode(values(tokens * key_heads * dim, 2), k_type), v = encode(values(tokens * key_heads * dim, 3), dtype);
+    std::vector<float> v_values = values(tokens * key_heads * dim, 3);
+    for (float& x : v_values) x *= v_factor;
+    const auto k = encode(values(tokens * key_heads * dim, 2), k_type), v = encode(v_values, dtype);
     const auto g = encode(values(tokens * heads * dim, 4), dtype);
     const std::vector<std::uint64_t> shape{tokens, key_heads, dim};
     std::vector<cli::TensorToWrite> tensors{{"q", dtype, {tokens, heads, dim}, q.data()},

@@ -125,6 +125,55 @@ TEST_F(Report, Leak) {
   EXPECT_THAT(contents(folder / "csv"), HasSubstr("recipe,figure,factor,cut,o,dq,dk,dv"));
 }
 
+/// A cut on a multiple of 16 tokens would see nothing of a scale that 16 share.
+TEST_F(Report, LeakWithinGroupsOf16) {
+  const json rows = run_json({"leak", folder / "in", "--factors", "10000", "--recipes",
+                              "nvfp4-full,sage3-exact fold-v=off,sage3 smooth-q=off smooth-k=off,sage3-exact"});
+  for (const json& row : where(rows, "figure", "earlier")) {
+    if (row["recipe"] == "sage3-exact") {
+      EXPECT_EQ(row["o"], 0.0) << row;
+    } else if (row["cut"] == "1/3") {
+      EXPECT_GT(row["o"], 1e-3) << row;
+    }
+  }
+  EXPECT_EQ(where(rows, "figure", "earlier").size(), 8u);
+}
+
+/// *_blocks is what the recipe promises: blocks of its own size, and behind a window to the right the rows that see them.
+TEST_F(Report, LeakBlocksAreThoseOfThePromise) {
+  for (const char* mask : {"--causal", "--window=-1,18"}) {
+    std::vector<std::string> arguments{"leak",  folder / "in", "--factors",
+                                       "10000", "--recipes",   "mxfp8,nvfp4,nvfp4-full,sagebwd smooth-k=off,fp8-tensor"};
+    if (mask != std::string("--causal")) arguments.insert(arguments.end(), {"--full", mask});
+    const json rows = run_json(arguments);
+    std::size_t compared = 0;
+    for (const char* figure : {"earlier_blocks", "look_back_blocks"})
+      for (const json& row : where(rows, "figure", figure))
+        for (const char* output : {"o", "dq", "dk", "dv"}) {
+          if (row["recipe"] == "fp8-tensor" || row[output].is_null()) continue;
+          EXPECT_EQ(row[output], 0.0) << mask << row;
+          ++compared;
+        }
+    EXPECT_GE(compared, 16u) << mask;
+    double least = 1;
+    for (const json& row : where(rows, "recipe", "fp8-tensor"))
+      if (row["figure"] == "earlier_blocks") least = std::min(least, row["o"].get<double>());
+    EXPECT_GT(least, 1e-3) << mask;  // that there is something to see
+  }
+}
+
+/// V whose E4M3 scales are 0 until a later token raises them: nothing is relative to an output of zeros.
+TEST_F(Report, LeakOfAnOutputOfZeros) {
+  Sample sample;
+  sample.tokens = 96, sample.cu_seqlens = {0, 96}, sample.v_factor = 0x1p-12f;
+  sample.write(folder / "small");
+  const Outcome outcome =
+      run({"leak", folder / "small", "--factors", "16", "--recipes", "sage3 v1=e2m1/32x1/e4m3/amax p1=e2m1/1x32/e4m3/two_level"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr(" inf "));
+  EXPECT_EQ(outcome.out.find("e+2"), std::string::npos) << outcome.out;
+}
+
 TEST_F(Report, LeakFigures) {
   const auto figures = [&](const std::vector<std::string>& more) {
     std::vector<std::string> arguments{"leak", folder / "in", "--recipes", "bf16", "--factors", "16"};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who can change whom. Exact means: no bit.
 #include "kernels/attention_case.hpp"
+#include "recipe/guarantee.hpp"
 
 namespace flamia::test {
 namespace {
@@ -126,6 +127,32 @@ TEST(Exactness, TokenBlocksChangeNothingBeyondThemselves) {
       }
       EXPECT_GT(leaked, 0u) << name << ", the block itself does leak: cut " << cut;
     }
+  }
+}
+
+/// What guarantee() says of a recipe holds and is no more than needed: NaN in a form that dQ does not use, blocks that do not nest, one
+/// first level of a whole tile.
+TEST(Exactness, GuaranteesOfVariantsHold) {
+  const Input in = packed(fresh_seed() + 25);
+  for (const auto& [text, needed] :
+       {std::pair{"mxfp8-exact q2=e4m3/32xall/ue8m0/ceil", 32},
+        {"mxfp8-exact do2=e4m3/32xall/ue8m0/ceil", 32},
+        {"mxfp8 k1=e4m3/48xall/ue8m0/ceil", 96},
+        {"nvfp4-full do1=e2m1/1x16/e4m3/amax do2=e2m1/16x1/e4m3/amax ds1=e2m1/16x16/e4m3/two_level", 128}}) {
+    const Undisturbed with(in, text);
+    const recipe::Guarantee promise = recipe::guarantee(with.r);
+    const int size = farther(promise.outputs, promise.d_q).tokens;
+    EXPECT_EQ(size, needed) << text;
+    std::size_t within_half = 0;
+    for (const std::int64_t cut : {36, 70, 200, 250})
+      for (const float factor : kFactors) {
+        const std::int64_t first = (cut + 1) / size * size;
+        const Changes c = amplify(with, cut, first, (cut + size - 1) / size * size, factor);
+        EXPECT_EQ(c.inside() + c.back() + c.elsewhere, 0u) << text << " cut " << cut << " factor " << factor;
+        const std::int64_t half = size == 96 ? 32 : size / 2;  // a promise of less is broken
+        within_half += amplify(with, cut, (cut + 1) / half * half, cut, factor).inside();
+      }
+    EXPECT_GT(within_half, 0u) << text;
   }
 }
 

@@ -364,6 +364,32 @@ TEST(Guarantees, BlocksTensorsAndTraps) {
   EXPECT_EQ(guarantee(parsed("mxfp8 q1=e4m3/allxall/ue8m0/ceil")).outputs.kind, Reach::Kind::document);
 }
 
+TEST(Guarantees, OneFirstLevelOfATileIsSharedByItsRows) {
+  constexpr Reach kTile{Reach::Kind::block, 128};
+  const char* two_levels = "nvfp4-full do1=e2m1/1x16/e4m3/amax do2=e2m1/16x1/e4m3/amax";  // of dS alone
+  EXPECT_EQ(guarantee(parsed(two_levels)).d_q, (Reach{Reach::Kind::block, 16}));          // dS by the row: a line of its own
+  EXPECT_EQ(guarantee(parsed(std::string(two_levels) + " ds1=e2m1/16x16/e4m3/two_level")).d_q, kTile);
+  EXPECT_EQ(guarantee(parsed("sage3-exact p1=e2m1/64xall/e4m3/two_level fold-k=on")).outputs, kTile);
+  EXPECT_EQ(guarantee(parsed("sage3-exact v1=e2m1/1xall/e4m3/two_level")).outputs, kTile);  // per key, and yet of 128 tokens
+  EXPECT_EQ(guarantee(parsed("nvfp4-exact k1=e2m1/allx16/e4m3/two_level")).outputs.kind, Reach::Kind::document);
+}
+
+/// NaN and infinity of a form that dK or dV takes reach dQ of its group's rows (measured in tests/kernels/exactness_test.cpp).
+TEST(Guarantees, FlagsOfTheSecondFormsReachDq) {
+  for (const char* text : {"mxfp8-exact q2=e4m3/32xall/ue8m0/ceil", "mxfp8-exact do2=e4m3/32xall/ue8m0/ceil"}) {
+    EXPECT_EQ(guarantee(parsed(text)).outputs, kNone) << text;
+    EXPECT_EQ(guarantee(parsed(text)).d_q, kBlock32) << text;
+    EXPECT_EQ(guarantee(parsed(text)).look_back, kBlock32) << text;
+  }
+  EXPECT_EQ(guarantee(parsed("bf16 q2=e4m3/32x16/e4m3/amax fold-v=on")).d_q, kBlock32);
+}
+
+TEST(Guarantees, BlocksThatDoNotNestReachTheLeastThatHoldsBoth) {
+  EXPECT_EQ(guarantee(parsed("mxfp8 k1=e4m3/48xall/ue8m0/ceil")).outputs, (Reach{Reach::Kind::block, 96}));
+  EXPECT_EQ(farther({Reach::Kind::block, 16}, {Reach::Kind::block, 128}), (Reach{Reach::Kind::block, 128}));
+  EXPECT_EQ(farther({Reach::Kind::block, 2147483647}, {Reach::Kind::block, 128}).kind, Reach::Kind::document);
+}
+
 TEST(Explain, SaysWhatIsQuantisedAndRefused) {
   const std::string text = plan::explain(parsed("mxfp8-exact"), Architecture::sm_90, 128);
   for (const char* part :

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <optional>
 
+#include "recipe/guarantee.hpp"
 #include "schedule/mask.hpp"
 
 namespace flamia::cli {
@@ -15,21 +16,23 @@ namespace {
 using schedule::DocumentRange;
 using schedule::MaskReach;
 
-constexpr std::int64_t kBlock = 32;  // a token block
-
 struct Span {  // tokens of the packed row
   std::int64_t begin, end;
 };
 using Spans = std::vector<Span>;
 
-/// The last position that belongs to the earlier side: one inside a block, one at a block's end, so that a scale shared by a block
-/// shows in the first and its limits show in the second. -1: the document is too short to cut.
-std::int64_t cut_position(std::int64_t length, int which) {
-  if (length < 2) return -1;
-  if (length < 2 * kBlock) return std::max<std::int64_t>((which + 1) * length / 3 - 1, 0);
-  const std::int64_t block = (which + 1) * length / 3 / kBlock * kBlock;
-  return which == 0 ? block + kBlock / 2 - 1 : block - 1;
+std::int64_t rounded_down(std::int64_t x, std::int64_t step) { return x <= 0 ? 0 : x / step * step; }
+std::int64_t rounded_up(std::int64_t x, std::int64_t step) { return x <= 0 ? 0 : (x + step - 1) / step * step; }
+
+/// Where the multiplied tokens begin or end, near `wanted`: once at an odd position, inside every block of more than one token, once at the end of a
+/// block of 32 tokens, so that a scale shared by a block shows in the first and its limits show in the second.
+std::int64_t cut_near(std::int64_t wanted, std::int64_t length, int which) {
+  constexpr std::int64_t kBlock = 32, kInside = 21;
+  if (wanted < 0) return 0;
+  if (length < 2 * kBlock) return which == 0 ? wanted | 1 : wanted;
+  return rounded_down(wanted, kBlock) + (which == 0 ? kInside : 0);
 }
+std::int64_t fraction(std::int64_t length, int which) { return (which + 1) * length / 3; }
 constexpr const char* kCutNames[] = {"1/3", "2/3"};
 
 /// What to multiply and what to compare for one figure and cut, over all documents at once.
@@ -42,27 +45,29 @@ struct Experiment {
   Spans multiplied, compared, compared_blocks;
 };
 
-Experiment earlier(const schedule::Documents& documents, const MaskReach& reach, int which) {
+Experiment earlier(const schedule::Documents& documents, const MaskReach& reach, int which, std::int64_t block) {
   Experiment e{"earlier", "earlier_blocks", kCutNames[which], false, {kO, kDq}, {}, {}, {}};
   for (const DocumentRange& d : documents.ranges()) {
-    const std::int64_t t = cut_position(d.length, which), first = t + reach.right + 1;
-    if (t < 0 || first >= d.length) continue;
+    const std::int64_t first = cut_near(fraction(d.length, which) + reach.right, d.length, which), end = first - reach.right;
+    if (end <= 0 || first >= d.length) continue;
     e.multiplied.push_back({d.start + first, d.start + d.length});
-    e.compared.push_back({d.start, d.start + t + 1});
-    e.compared_blocks.push_back({d.start, d.start + std::min(t + 1, first / kBlock * kBlock)});
+    e.compared.push_back({d.start, d.start + end});
+    // the block of the first row that sees a token of the changed token's block
+    e.compared_blocks.push_back({d.start, d.start + rounded_down(rounded_down(first, block) - reach.right, block)});
   }
   return e;
 }
 
-Experiment look_back(const schedule::Documents& documents, const MaskReach& reach, int which) {
+Experiment look_back(const schedule::Documents& documents, const MaskReach& reach, int which, std::int64_t block) {
   Experiment e{"look_back", "look_back_blocks", kCutNames[which], true, {kDk, kDv}, {}, {}, {}};
   for (const DocumentRange& d : documents.ranges()) {
-    const std::int64_t t = cut_position(d.length, which) + 1, last = t - reach.right;  // queries before `last` do not see key t
-    if (t < 1 || last <= 0) continue;
+    const std::int64_t last = cut_near(fraction(d.length, which) - reach.right, d.length, which);  // queries before it do not see
+    const std::int64_t first = last + reach.right;                                                 // keys from here on
+    if (last <= 0 || first >= d.length) continue;
     e.multiplied.push_back({d.start, d.start + last});
-    e.compared.push_back({d.start + t, d.start + d.length});
+    e.compared.push_back({d.start + first, d.start + d.length});
     e.compared_blocks.push_back(
-        {d.start + std::min(d.length, std::max(t, (last + kBlock - 1) / kBlock * kBlock)), d.start + d.length});
+        {d.start + std::min(d.length, rounded_up(rounded_up(last, block) + reach.right, block)), d.start + d.length});
   }
   return e;
 }
@@ -70,20 +75,27 @@ Experiment look_back(const schedule::Documents& documents, const MaskReach& reac
 Experiment behind_window(const schedule::Documents& documents, const MaskReach& reach, int which) {
   Experiment e{"behind_window", nullptr, kCutNames[which], false, {kO, kDq}, {}, {}, {}};
   for (const DocumentRange& d : documents.ranges()) {
-    const std::int64_t t = cut_position(d.length, which) + 1, end = t - reach.left;  // keys before `end` lie behind row t's window
-    if (t < 1 || end <= 0) continue;
+    const std::int64_t end = cut_near(fraction(d.length, which) - reach.left, d.length, which);  // keys before it lie behind
+    const std::int64_t first = end + reach.left;                                                 // the windows of rows from here on
+    if (end <= 0 || first >= d.length) continue;
     e.multiplied.push_back({d.start, d.start + end});
-    e.compared.push_back({d.start + t, d.start + d.length});
+    e.compared.push_back({d.start + first, d.start + d.length});
   }
   return e;
 }
 
-std::vector<Experiment> experiments(const Inputs& inputs, const CallOptions& options) {
+/// The tokens of the block within which a recipe promises to stay; 32 where it promises none or all.
+std::int64_t tokens_of(const recipe::Reach& reach) { return reach.kind == recipe::Reach::Kind::block ? reach.tokens : 32; }
+
+std::vector<Experiment> experiments(const Inputs& inputs, const CallOptions& options, const Recipe& recipe) {
+  const recipe::Guarantee promise = recipe::guarantee(recipe);
+  const std::int64_t block = tokens_of(options.backward ? farther(promise.outputs, promise.d_q) : promise.outputs);
   const MaskReach reach = schedule::reach_of(options.mask.causal, options.mask.left, options.mask.right);
   std::vector<Experiment> all;
   for (int which = 0; which < 2; ++which) {
-    if (reach.right < MaskReach::kUnlimited) all.push_back(earlier(inputs.documents, reach, which));
-    if (reach.right < MaskReach::kUnlimited && options.backward) all.push_back(look_back(inputs.documents, reach, which));
+    if (reach.right < MaskReach::kUnlimited) all.push_back(earlier(inputs.documents, reach, which, block));
+    if (reach.right < MaskReach::kUnlimited && options.backward)
+      all.push_back(look_back(inputs.documents, reach, which, tokens_of(promise.look_back)));
     if (reach.left < MaskReach::kUnlimited) all.push_back(behind_window(inputs.documents, reach, which));
   }
   return all;
@@ -183,14 +195,16 @@ class Meter {
   void add_row(const char* figure, float factor, std::string cut, const std::vector<Output>& outputs, const Spans& spans,
                const Results& after) {
     LeakRow row{figure, factor, std::move(cut), {}, {}, {}};
+    std::int64_t compared = 0;
+    for (const Span& span : spans) compared += span.end - span.begin;
     for (const Output output : outputs) {
-      if (before_[output].empty()) continue;
+      if (before_[output].empty() || compared == 0) continue;  // of nothing there is no figure
       Change change;
       each(output, spans, after, [&](float a, float b) { change.add(a, b); });
       double largest = 0;
       for (const float x : before_[output])
         if (std::isfinite(x)) largest = std::max(largest, std::abs(static_cast<double>(x)));
-      row.greatest[output] = change.elements == 0 ? 0.0 : change.greatest / std::max(largest, 1e-300);
+      row.greatest[output] = change.elements == 0 ? 0.0 : change.greatest / largest;  // inf where the output was 0 all over
       row.elements[output] = change.elements;
     }
     rows_->push_back(std::move(row));
@@ -213,7 +227,7 @@ class Meter {
 }  // namespace
 
 int leak_runs(const Inputs& inputs, const CallOptions& options, std::size_t factors) {
-  return 1 + static_cast<int>(experiments(inputs, options).size() * factors + documents_to_multiply(inputs).size());
+  return 1 + static_cast<int>(experiments(inputs, options, Recipe{}).size() * factors + documents_to_multiply(inputs).size());
 }
 
 Status measure_leak(const Inputs& inputs, const Recipe& recipe, const CallOptions& options, const std::vector<float>& factors,
@@ -222,7 +236,7 @@ Status measure_leak(const Inputs& inputs, const Recipe& recipe, const CallOption
   const std::string name = recipe.name();
   step(name + ", untouched input");
   if (Status s = meter.base(); !s.ok()) return s;
-  const std::vector<Experiment> all = experiments(inputs, options);
+  const std::vector<Experiment> all = experiments(inputs, options, recipe);
   for (const Experiment& experiment : all)
     for (const float factor : factors) {
       step(fmt::format("{}, {} x {}", name, experiment.figure, factor));

@@ -13,16 +13,18 @@ namespace flamia::cli {
 
 /// figure              outputs compared                              what was multiplied
 /// earlier             O, dQ at positions <= t                       q, k, v, dout of the later tokens that the mask hides from them
-/// earlier_blocks      the same, but in 32-token blocks before that of the first multiplied token
+/// earlier_blocks      the same, but in blocks before that of the first row that sees the block of the first multiplied token
 /// behind_window       O, dQ at positions >= t (window only)         q, k, v, dout of the tokens that lie before their window
 /// look_back           dK, dV at positions >= t                      q, dout of the queries that do not see them
-/// look_back_blocks    the same, but in 32-token blocks after that of the last multiplied query
+/// look_back_blocks    the same, but in blocks after that of the last key that the block of the last multiplied query sees
 /// other_documents     O, dQ, dK, dV of all other documents          q, k, v, dout of one whole document
+/// Blocks are those of the recipe's guarantee (recipe/guarantee.hpp), of 32 tokens where it names none.
 struct LeakRow {
   std::string figure;
   double factor = 0;
-  std::string cut;               // which t, or which document
-  std::array<Cell, 4> greatest;  // by Output: greatest change relative to the greatest output; 0 = every bit equal
+  std::string cut;  // which t, or which document
+  std::array<Cell, 4>
+      greatest;  // by Output: greatest change relative to the greatest output; 0 = every bit equal, empty = nothing to compare
   std::array<Cell, 4> elements;  // outputs whose bits changed
   Cell d_q_cosine;               // other_documents: their dQ against that before
 };

@@ -58,9 +58,10 @@ void add_leak(Program& program) {
   add_report_flags(&command, session);
   command.footer(
       R"(Inputs that an output must not depend on are multiplied by each factor, all documents at once, at two cuts per document (at a third,
-inside a 32-token block, and at two thirds, at the end of one; on a GPU in BF16 and with dQ summed in a fixed order). Printed: the greatest change of O, dQ, dK, dV relative to the greatest
-output, 0 = every bit equal, and how many elements changed. The table shows the greatest over factors and cuts; --csv and --json all.
-  earlier, earlier_blocks      O and dQ of earlier tokens when later ones change; *_blocks: outside the changed token's 32-token block
+at an odd position and so inside every block, and at two thirds, at the end of a block of 32; on a GPU in BF16 and with dQ summed in a fixed order). Printed: the greatest change of O, dQ, dK, dV relative to the greatest
+output, 0 = every bit equal, inf where the output was 0 all over, - where there is nothing to compare, and how many elements changed. The table shows the greatest over factors and cuts; --csv and --json all.
+  earlier, earlier_blocks      O and dQ of earlier tokens when later ones change; *_blocks: outside the changed token's block, of as many tokens as the
+                               recipe's guarantee says (else 32), and of the rows that see it (a window to the right)
   look_back, look_back_blocks  dK and dV of tokens that the changed queries do not see
   behind_window                O and dQ of rows whose window begins after the changed tokens (only with --window)
   other_documents              everything of the other documents when one document is multiplied by the greatest factor

@@ -147,7 +147,7 @@ Status write_tables(const std::string& folder, const std::string& command, const
       "# Recipes\n\nMade by `" + command + "` (flamia " + version() +
       ") on the CPU backend. Cosines against float64 attention on the unquantised input; leak: the greatest change of O "
       "and dQ of earlier tokens when later ones are multiplied, relative to the greatest output, 0 = every bit "
-      "equal. Columns: `flamia tables --help`.\n\n" +
+      "equal, inf: the output was 0 all over. Columns: `flamia tables --help`.\n\n" +
       tables.summary.markdown();
   const std::pair<const char*, std::string> files[] = {{"recipes.md", markdown},
                                                        {"tables.csv", tables.summary.csv()},
