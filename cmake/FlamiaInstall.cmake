@@ -35,6 +35,10 @@ install(FILES ${PROJECT_BINARY_DIR}/flamia-config.cmake ${PROJECT_BINARY_DIR}/fl
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/flamia DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 if(FLAMIA_BUILD_CLI)
+  if(flamia_kind STREQUAL "shared")  # the installed program finds the library beside it
+    file(RELATIVE_PATH flamia_from_bin ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
+    set_target_properties(flamia_cli PROPERTIES INSTALL_RPATH "$ORIGIN/${flamia_from_bin}")
+  endif()
   install(TARGETS flamia_cli)
   if(EXISTS ${PROJECT_SOURCE_DIR}/data)
     install(DIRECTORY ${PROJECT_SOURCE_DIR}/data DESTINATION ${CMAKE_INSTALL_DATADIR}/flamia FILES_MATCHING PATTERN "*.safetensors" PATTERN "README*")
