@@ -33,8 +33,7 @@ constexpr int kGpuHeadDims[] = {64, 128};
 
 constexpr ArchitectureFacts kArchitectures[] = {
     {Architecture::cpu, "cpu", "CPU, the reference backend", "tested on every build", kCpuKinds, true, {}, 256},
-    {Architecture::sm_90, "sm_90", "NVIDIA Hopper (sm_90a)", "forward and backward pass run on an H200", kSm90Kinds, false,
-     kGpuHeadDims, 128},
+    {Architecture::sm_90, "sm_90", "NVIDIA Hopper (sm_90a)", "its kernels run on an H200", kSm90Kinds, false, kGpuHeadDims, 128},
     {Architecture::sm_100, "sm_100", "NVIDIA Blackwell (sm_100a)", "never run: a target of recipes only", kSm100Kinds, false,
      kGpuHeadDims, 128},
 };

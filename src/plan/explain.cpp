@@ -88,7 +88,8 @@ std::string softmax_section(const Recipe& r) {
     text += " of degree " + std::to_string(r.softmax.polynomial_degree) + " on " + std::to_string(r.softmax.polynomial_sixteenths) +
             "/16 of the keys";
   text += ", l sums " + std::string(r.softmax.sum == SumOf::codes ? "the rounded codes" : "P before rounding") + "\n";
-  if (r.rotate) text += "  Q and K are rotated (signs, then Hadamard); dQ and dK are rotated back\n";
+  if (r.rotate)
+    text += std::string("  Q and K are rotated (signs, then Hadamard)") + (r.trains ? "; dQ and dK are rotated back\n" : "\n");
   if (r.smoothing.k) text += "  the mean of K over the document's tokens is subtracted\n";
   if (r.p.first.rule == ScaleRule::two_level)
     text += "  the first level of P's scales is of each query's " + std::to_string(r.tile.keys) + " keys\n";

@@ -95,7 +95,7 @@ std::vector<std::string> hopper_gaps(const Recipe& recipe) {
   check_hopper_operand("Q", recipe.q, false, nvfp4, gaps);
   check_hopper_operand("K", recipe.k, true, nvfp4, gaps);
   check_hopper_operand("V", recipe.v, true, false, gaps);
-  check_hopper_operand("dO", recipe.d_out, false, false, gaps);
+  if (recipe.trains) check_hopper_operand("dO", recipe.d_out, false, false, gaps);
   gaps.unless(!nvfp4 || recipe.rotate, "Q and K in NVFP4 are not rotated");
   gaps.unless(recipe.p.first.element == Element::e4m3 && recipe.p.first.group.kind == Group::Kind::constant &&
                   recipe.p.first == recipe.p.second,

@@ -171,9 +171,10 @@ class Lowerer {
   void check_execution() {
     const std::string name = recipe_.name();
     const auto joined = [](const std::vector<std::string>& gaps) {
+      constexpr std::size_t kShown = 2;  // the first says what matters; a recipe of another kind has ten
       std::string reasons;
-      for (const std::string& gap : gaps) reasons += (reasons.empty() ? "" : ", ") + gap;
-      return reasons;
+      for (std::size_t i = 0; i < gaps.size() && i < kShown; ++i) reasons += (reasons.empty() ? "" : ", ") + gaps[i];
+      return gaps.size() <= kShown ? reasons : reasons + ", and " + std::to_string(gaps.size() - kShown) + " more";
     };
     const std::vector<std::string> gaps = execution_gaps(recipe_, facts_.id);
     const std::vector<std::string> backward = backward_gaps(recipe_, facts_.id);
@@ -241,6 +242,7 @@ Status can_mask(const Recipe& recipe, const Mask& mask) {
   if (!window || recipe.smoothing == SmoothingPolicy{}) return {};
   Recipe unsmoothed = recipe;
   unsmoothed.smoothing = {};
+  unsmoothed.tile.queries = TilePolicy{}.queries;  // they share the mean of Q alone
   return Status::unsupported("recipe \"" + recipe.name() +
                              "\" subtracts means over tokens (smoothing), which a sliding window does not define; use \"" +
                              unsmoothed.name() + "\", or causal or full attention");

@@ -21,13 +21,26 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return last[b.size()];
 }
 
+namespace {
+
+std::string in_lower_case(std::string_view text) {
+  std::string lower(text);
+  for (char& c : lower)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return lower;
+}
+
+}  // namespace
+
 std::vector<std::string> nearest(std::string_view text, std::span<const std::string> words) {
   std::vector<std::pair<std::size_t, std::string>> ranked;
   if (text.size() > 64) return {};  // no word is near such a text, and the distance costs its length
+  const std::string lower = in_lower_case(text);
+  const std::size_t allowed = text.size() > 3 ? 2 : 1;  // two of three letters changed are another word
   for (const std::string& word : words) {
-    std::size_t distance = edit_distance(text, word);
-    if (!text.empty() && word.starts_with(text)) distance = std::min<std::size_t>(distance, 1);  // a word cut short
-    if (distance <= std::max<std::size_t>(2, word.size() / 3)) ranked.emplace_back(distance, word);
+    std::size_t distance = edit_distance(lower, word);
+    if (!text.empty() && word.starts_with(lower)) distance = std::min<std::size_t>(distance, 1);  // a word cut short
+    if (distance <= std::max<std::size_t>(allowed, word.size() / 3)) ranked.emplace_back(distance, word);
   }
   std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<std::string> best;

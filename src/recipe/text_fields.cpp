@@ -2,6 +2,7 @@
 #include "recipe/text_fields.hpp"
 
 #include <charconv>
+#include <cmath>
 #include <vector>
 
 #include "recipe/names.hpp"
@@ -61,7 +62,9 @@ bool read_form(std::string_view text, Quantisation* form) {
     return false;
   std::size_t i = 4;
   if (i < parts.size() && parts[i] == "sticky") made.sticky = true, ++i;
-  if (i < parts.size() && parts[i].starts_with('x') && read_number(parts[i].substr(1), &made.tensor_scale)) ++i;
+  if (i < parts.size() && parts[i].starts_with('x') && read_number(parts[i].substr(1), &made.tensor_scale) &&
+      std::isfinite(made.tensor_scale))  // JSON has no infinity
+    ++i;
   if (i < parts.size()) return false;
   return *form = made, true;
 }

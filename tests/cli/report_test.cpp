@@ -256,7 +256,9 @@ TEST_F(Report, Explain) {
   EXPECT_GT(run_json({"explain", "--recipe", "mxfp8-floor", "--arch", "sm_90"}, 3)["refusals"].size(), 0u);
   EXPECT_THAT(run({"explain", "--recipe", "mxfp8-floor", "--arch", "sm_90"}).err, HasSubstr("mxfp8-floor"));
   EXPECT_THAT(run({"explain", "--recipe", "nvfp4", "--arch", "sm_90"}).out,
-              HasSubstr("bound by products"));  // scores take twice the time
+              HasSubstr("bound by products"));                     // scores take twice the time
+  for (const char* recipe : {"mxfp8 d=scores", "mxfp8 dk=64x32"})  // a backward pass that is refused is a refusal
+    EXPECT_EQ(run({"explain", "--recipe", recipe, "--arch", "sm_90"}).code, 3) << recipe;
   // What runs on Hopper is described down to its kernel, on any machine.
   const std::string block = run({"explain", "--recipe", "mxfp8", "--arch", "sm_90"}).out;
   const std::string token = run({"explain", "--recipe", "mxfp8-exact", "--arch", "sm_90"}).out;

@@ -262,6 +262,9 @@ TEST(Lower, MeansHaveNoPlaceInAWindow) {
   for (const Mask& mask : {Mask{true, 20, -1}, Mask{false, -1, 5}}) {
     EXPECT_THAT(can_mask(parsed("sagebwd"), mask).message(), HasSubstr("use \"sagebwd smooth-k=off\""));
     EXPECT_TRUE(can_mask(parsed("sagebwd smooth-k=off"), mask).ok());
+    const std::string hint = can_mask(parsed("sage3 tile=64x64"), mask).message();  // names a recipe that runs
+    const std::size_t begin = hint.find("use \"") + 5;
+    EXPECT_TRUE(can_run(parsed(hint.substr(begin, hint.find('"', begin) - begin)), Architecture::cpu, 128, false).ok()) << hint;
   }
   for (const Mask& mask : {Mask{true, -1, -1}, Mask{false, -1, -1}, Mask{true, -1, 5}})
     EXPECT_TRUE(can_mask(parsed("sagebwd"), mask).ok());
@@ -294,6 +297,15 @@ TEST(Lower, RefusalsNameTheNearestThatRuns) {
   const Status broken = can_run(parsed("mxfp8 promote=7:64"), Architecture::cpu, 24, true);
   EXPECT_EQ(broken.code(), StatusCode::invalid_argument);
   EXPECT_THAT(broken.message(), AllOf(HasSubstr("promotion"), HasSubstr("head dim 24")));  // both at once
+}
+
+TEST(Lower, RefusalsAreShort) {
+  for (const char* text : {"bf16", "nvfp4-full", "hwfp4-direct", "mxfp8-floor"}) {
+    const std::string reasons = lower(parsed(text), Architecture::sm_90, 128).not_executed;
+    EXPECT_LT(reasons.size(), 420u) << reasons;
+    EXPECT_THAT(reasons, AllOf(HasSubstr("Q "), HasSubstr(" more)")));
+  }
+  EXPECT_THAT(lower(parsed("sage3 rotate=on"), Architecture::sm_90, 128).not_executed, HasSubstr("rotated and smoothed"));
 }
 
 TEST(Lower, HeadDims) {
@@ -397,6 +409,8 @@ TEST(Explain, SaysWhatIsQuantisedAndRefused) {
         "wgmma e4m3", "V: scale folded", "exact: no bit of O or dQ", "dS  bf16, no scale; for dQ and dK, one payload"})
     EXPECT_THAT(text, HasSubstr(part));
   EXPECT_THAT(plan::explain(parsed("sage3"), Architecture::cpu, 128), HasSubstr("has no backward pass"));
+  EXPECT_THAT(plan::explain(parsed("mxfp8"), Architecture::cpu, 128), HasSubstr("rotated back"));
+  EXPECT_THAT(plan::explain(parsed("sage3-exact"), Architecture::cpu, 128), Not(HasSubstr("rotated back")));
 }
 
 }  // namespace

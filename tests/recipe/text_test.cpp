@@ -130,6 +130,10 @@ TEST(Names, EveryMemberShowsInNameAndHash) {
 
 TEST(Errors, NameTheFieldAndWhatIsNear) {
   EXPECT_THAT(parse_error("mxpf8"), AllOf(HasSubstr("\"mxpf8\" is unknown"), HasSubstr("nearest: \"mxfp8\"")));
+  EXPECT_THAT(parse_error("MXFP8"), HasSubstr("nearest: \"mxfp8\""));
+  EXPECT_THAT(parse_error("mxfp8 foo=bar"), testing::Not(HasSubstr("do1\" or")));
+  for (const char* scale : {"xinf", "xnan", "x-inf"})  // JSON has none of them
+    EXPECT_THAT(parse_error(std::string("sage3 ds1=e4m3/tensor/ue8m0/ceil/") + scale), HasSubstr("ds1 is"));
   EXPECT_THAT(parse_error("sage"), HasSubstr("\"sage3\", \"sage3-exact\" or \"sagebwd\""));
   EXPECT_THAT(parse_error("nothing-like-it"), HasSubstr("allowed: \"bf16\", \"mxfp8\""));
   EXPECT_THAT(parse_error(""), HasSubstr("recipe is empty"));

@@ -39,7 +39,7 @@ Status run(const Explain& flags, const Session& session) {
   if (Status s = plan::parse_architecture(flags.arch, &architecture); !s.ok()) return {s.code(), "--arch: " + s.message()};
   const std::string text = plan::explain(recipe, architecture, flags.head_dim);
   // What was asked for is said in full; that the machine refuses is the command's result.
-  const Status can_run = recipe::can_run(recipe, architecture, flags.head_dim, false);
+  const Status can_run = recipe::can_run(recipe, architecture, flags.head_dim, recipe.trains);
   const auto said = [&](const std::string& what) {
     const Status s = print(what);
     return s.ok() ? can_run : s;
@@ -75,7 +75,7 @@ void add_explain(Program& program) {
   command.whole("--head-dim", &flags->head_dim, 1, 65536, "N", "channels of a head (default 128)");
   add_report_flags(&command, session);
   command.footer(
-      R"(Exit code 3 where the machine refuses the recipe or this version does not execute it there; the text says why.
+      R"(Exit code 3 where the machine refuses the recipe, forward or, if it trains, backward, or this version does not execute it there; the text says why.
 
 Examples:
   flamia explain --recipe mxfp8-exact
