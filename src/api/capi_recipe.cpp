@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/capi.hpp"
+#include "recipe/names.hpp"
 #include "recipe/rules.hpp"
 
 namespace flamia::capi {
@@ -33,9 +34,7 @@ namespace {
 Status check_rules(const Recipe& recipe) {
   const std::vector<std::string> broken = recipe::violations(recipe);
   if (broken.empty()) return {};
-  std::string text = "recipe \"" + recipe.name() + "\": " + broken[0];
-  for (std::size_t i = 1; i < broken.size(); ++i) text += "\n" + broken[i];
-  return Status::invalid(std::move(text));
+  return Status::invalid("recipe \"" + recipe.name() + "\": " + recipe::in_lines(broken));
 }
 
 /// Recipe::parse or Recipe::from_json into a new object.

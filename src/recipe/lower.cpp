@@ -255,9 +255,7 @@ Status can_run(const Recipe& recipe, plan::Architecture architecture, int head_d
   if (backward && !lowering.no_backward.empty()) reasons.push_back(lowering.no_backward);
   if (!lowering.not_executed.empty()) reasons.push_back(lowering.not_executed);
   if (reasons.empty()) return {};
-  std::string text = reasons[0];
-  for (std::size_t i = 1; i < reasons.size(); ++i) text += "\n" + reasons[i];
-  return {broken ? StatusCode::invalid_argument : StatusCode::unsupported, text};
+  return {broken ? StatusCode::invalid_argument : StatusCode::unsupported, in_lines(reasons)};
 }
 
 }  // namespace flamia::recipe

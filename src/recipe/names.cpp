@@ -58,6 +58,12 @@ std::string quoted_list(std::span<const std::string> words) {
   return text;
 }
 
+std::string in_lines(std::span<const std::string> sentences) {
+  std::string text;
+  for (const std::string& sentence : sentences) text += (text.empty() ? "" : "\n") + sentence;
+  return text;
+}
+
 std::string suggestion(std::string_view text, std::span<const std::string> words) {
   const std::vector<std::string> near = nearest(text, words);
   return near.empty() ? "allowed: " + quoted_list(words) : "nearest: " + quoted_list(near);

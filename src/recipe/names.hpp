@@ -93,6 +93,8 @@ std::vector<std::string> nearest(std::string_view text, std::span<const std::str
 
 /// `"a", "b" or "c"`
 std::string quoted_list(std::span<const std::string> words);
+/// A sentence a line.
+std::string in_lines(std::span<const std::string> sentences);
 
 /// `nearest: "a" or "b"`, or, if nothing is near, `allowed: "a", "b", ...`.
 std::string suggestion(std::string_view text, std::span<const std::string> words);

@@ -5,6 +5,15 @@
 
 namespace flamia::test {
 
+/// N(0, 1), but a channel of Q and K eight times as large and one of V sixteen times: D and dP must then agree about V.
+inline Input outlier_channels(std::uint32_t seed) {
+  Input in = normal_input({.lengths = {300, 140}, .query_heads = 2, .key_heads = 2}, seed);
+  for (std::int64_t token = 0; token < in.problem.tokens; ++token)
+    for (int head = 0; head < 2; ++head)
+      in.q_row(token, head)[5] *= 8, in.k_row(token, head)[5] *= 8, in.v_row(token, head)[5] *= 16;
+  return in;
+}
+
 struct Bars {
   double o, d_q, d_k, d_v;
 };

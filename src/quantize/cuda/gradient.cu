@@ -4,13 +4,13 @@
 
 #include <cuda_fp8.h>
 
-#include <limits>
 #include <string>
 
 #include "kernels/cuda/dense_strides.hpp"
 #include "kernels/cuda/device_status.hpp"
 #include "quantize/cuda/checks.hpp"
 #include "quantize/cuda/divide.cuh"
+#include "quantize/cuda/instance.cuh"
 #include "quantize/cuda/prescale.hpp"
 #include "quantize/cuda/unit.cuh"
 
@@ -221,20 +221,6 @@ void enqueue(const GradientParams& p, unsigned units, cudaStream_t stream) {
   gradient_kernel<D, Element><<<units, kUnitThreads, 0, stream>>>(p);
 }
 
-template <int D>
-void enqueue(const GradientParams& p, unsigned units, cudaStream_t stream) {
-  p.d_o.dtype == DType::bf16 ? enqueue<D, __nv_bfloat16>(p, units, stream) : enqueue<D, __half>(p, units, stream);
-}
-
-Status check_tensor(const char* name, const TensorView& t) {
-  if (t.data == nullptr || !aligned(t.data))
-    return Status::invalid(std::string(name) + " must be device memory aligned to 16 bytes");
-  if (t.token_stride % 8 != 0 || t.head_stride % 8 != 0)
-    return Status::invalid(std::string(name) + ": strides " + std::to_string(t.token_stride) + ", " +
-                           std::to_string(t.head_stride) + " must be multiples of 8 elements");
-  return {};
-}
-
 Status check(const GradientParams& p) {
   if (Status status = check_head_dim(p.head_dim); !status.ok()) return status;
   if (p.heads <= 0 || p.key_heads <= 0 || p.heads % p.key_heads != 0)
@@ -242,8 +228,8 @@ Status check(const GradientParams& p) {
   if (p.d_o.dtype == DType::f32)
     return Status::unsupported("d_o in f32: the GPU quantiser reads bf16 and f16; convert first, or use the CPU");
   if (p.o.dtype == DType::f16) return Status::unsupported("o in f16: the forward pass writes bf16 or f32");
-  if (Status status = check_tensor("d_o", p.d_o); !status.ok()) return status;
-  if (Status status = check_tensor("o", p.o); !status.ok()) return status;
+  if (Status status = check_rows("d_o", p.d_o); !status.ok()) return status;
+  if (Status status = check_rows("o", p.o); !status.ok()) return status;
   if (p.group == Group::tensor && p.scratch == nullptr)
     return Status::invalid("scratch is null but one exponent for the tensor needs 4 bytes of it");
   if (p.row_sum == nullptr || p.exponents == nullptr || p.d_prime == nullptr)
@@ -255,10 +241,7 @@ Status check(const GradientParams& p) {
   if (p.dq_exponent != nullptr && (p.key_prefix == nullptr || p.value_prefix == nullptr))
     return Status::invalid("dq_exponent needs key_prefix and value_prefix, the prefix exponents of K and V");
   if (p.blocks == nullptr) return Status::invalid("the schedule is missing: blocks is null");
-  if (p.block_capacity * p.heads > std::numeric_limits<std::int32_t>::max())
-    return Status::unsupported(std::to_string(p.block_capacity) + " token-blocks of " + std::to_string(p.heads) +
-                               " heads exceed the largest grid, 2^31 - 1; split the heads");
-  return {};
+  return check_grid(p.block_capacity * p.heads);
 }
 
 }  // namespace
@@ -270,7 +253,7 @@ Status launch_gradient(const GradientParams& params, cudaStream_t stream) {
   cudaError_t error = p.group == Group::tensor ? cudaMemsetAsync(p.scratch, 0, sizeof(std::uint32_t), stream) : cudaSuccess;
   if (error == cudaSuccess) {
     const auto units = static_cast<unsigned>(p.block_capacity * p.heads);
-    p.head_dim == 128 ? enqueue<128>(p, units, stream) : enqueue<64>(p, units, stream);
+    with_instance(p.head_dim, p.d_o.dtype, [&]<int D, class Element>() { enqueue<D, Element>(p, units, stream); });
     error = cudaGetLastError();
   }
   return device_status(error, "dO pass");

@@ -10,6 +10,7 @@
 #include "kernels/cuda/sm90/layout.hpp"
 #include "numerics/platform.hpp"
 #include "quantize/cuda/checks.hpp"
+#include "quantize/cuda/instance.cuh"
 #include "quantize/cuda/tile.cuh"
 
 namespace flamia::quantize::gpu {
@@ -283,14 +284,6 @@ __global__ void __launch_bounds__(kThreads) int8_kernel(const __grid_constant__ 
   store_codes<D>(p, staging.code, slot, groups);
 }
 
-template <int D>
-void enqueue(const Int8Params& p, unsigned units, cudaStream_t stream) {
-  if (p.input.dtype == DType::bf16)
-    int8_kernel<D, __nv_bfloat16><<<units, kThreads, 0, stream>>>(p);
-  else
-    int8_kernel<D, __half><<<units, kThreads, 0, stream>>>(p);
-}
-
 }  // namespace
 
 Status launch_int8(const Int8Params& params, cudaStream_t stream) {
@@ -301,8 +294,8 @@ Status launch_int8(const Int8Params& params, cudaStream_t stream) {
   Int8Params p = params;
   fill_dense_strides(p.input, p.heads, p.head_dim);
   fill_dense_strides(p.output, p.heads, p.head_dim);
-  const auto blocks = static_cast<unsigned>(units);
-  p.head_dim == 128 ? enqueue<128>(p, blocks, stream) : enqueue<64>(p, blocks, stream);
+  with_instance(p.head_dim, p.input.dtype,
+                [&]<int D, class Element>() { int8_kernel<D, Element><<<static_cast<unsigned>(units), kThreads, 0, stream>>>(p); });
   return device_status(cudaGetLastError(), "quantise in INT8");
 }
 

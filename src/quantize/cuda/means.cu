@@ -4,6 +4,7 @@
 #include "kernels/cuda/dense_strides.hpp"
 #include "kernels/cuda/device_status.hpp"
 #include "quantize/cuda/checks.hpp"
+#include "quantize/cuda/instance.cuh"
 #include "quantize/cuda/tile.cuh"
 
 namespace flamia::quantize::gpu {
@@ -66,14 +67,6 @@ __global__ __launch_bounds__(kThreads) void means_kernel(const __grid_constant__
   p.means[at + threadIdx.x] = tokens == 0 ? 0.f : static_cast<float>(total / static_cast<double>(tokens));
 }
 
-template <int D>
-void enqueue(const MeanParams& p, unsigned units, cudaStream_t stream) {
-  if (p.input.dtype == DType::bf16)
-    means_kernel<D, __nv_bfloat16><<<units, kThreads, 0, stream>>>(p);
-  else
-    means_kernel<D, __half><<<units, kThreads, 0, stream>>>(p);
-}
-
 }  // namespace
 
 Status launch_means(const MeanParams& params, cudaStream_t stream) {
@@ -84,7 +77,9 @@ Status launch_means(const MeanParams& params, cudaStream_t stream) {
   if (units == 0) return {};
   MeanParams p = params;
   fill_dense_strides(p.input, p.heads, p.head_dim);
-  p.head_dim == 128 ? enqueue<128>(p, static_cast<unsigned>(units), stream) : enqueue<64>(p, static_cast<unsigned>(units), stream);
+  with_instance(p.head_dim, p.input.dtype, [&]<int D, class Element>() {
+    means_kernel<D, Element><<<static_cast<unsigned>(units), kThreads, 0, stream>>>(p);
+  });
   return device_status(cudaGetLastError(), "means");
 }
 

@@ -5,6 +5,7 @@
 //   load 16 tokens  ->   maxima -> [token-block: exchange] -> exponents -> [sticky: guess what came before] -> codes -> store
 // A token-block of one head per thread block: nothing waits for another thread block. Prefix maxima: a second kernel (prefix.cuh).
 #include "kernels/cuda/ptx/barrier.cuh"
+#include "quantize/cuda/instance.cuh"
 #include "quantize/cuda/operand_set.cuh"
 #include "quantize/cuda/prefix.cuh"
 
@@ -98,19 +99,12 @@ __global__ __launch_bounds__(kUnitThreads, kResidentUnits) void plain_kernel(con
   if (p.transposed != nullptr) store_transposed<D>(codes, p.order, lane, shared.stage[lane.warp], p.transposed + at * D);
 }
 
-template <int D>
-void enqueue(const OperandSet& set, dim3 grid, Chain& chain) {
-  if (set.operand[0].input.dtype == DType::bf16)
-    chain.launch(plain_kernel<D, __nv_bfloat16>, grid, kUnitThreads, set);
-  else
-    chain.launch(plain_kernel<D, __half>, grid, kUnitThreads, set);
-}
-
 }  // namespace
 
 void enqueue_plain(const OperandSet& set, Chain& chain) {
   const dim3 grid(static_cast<unsigned>(set.operand[0].block_capacity * set.heads));
-  set.operand[0].head_dim == 128 ? enqueue<128>(set, grid, chain) : enqueue<64>(set, grid, chain);
+  with_instance(set.operand[0].head_dim, set.operand[0].input.dtype,
+                [&]<int D, class Element>() { chain.launch(plain_kernel<D, Element>, grid, kUnitThreads, set); });
 }
 
 }  // namespace flamia::quantize::gpu

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The second kernel of operands with prefix maxima (prefix.cuh): scans the groups' bytes, and encodes again where the first kernel guessed wrong.
+#include "quantize/cuda/instance.cuh"
 #include "quantize/cuda/operand_set.cuh"
 #include "quantize/cuda/prefix.cuh"
 
@@ -96,13 +97,11 @@ void enqueue(const OperandSet& set, Chain& chain) {
 void enqueue_prefix(const OperandSet& set, Chain& chain) {
   bool sticky = false;
   for (int i = 0; i < set.count; ++i) sticky |= set.operand[i].prefix == Prefix::sticky;
-  const bool bf16 = set.operand[0].input.dtype == DType::bf16;
   if (!sticky)  // a scan of bytes: which operand they belong to does not matter
     enqueue<64, __nv_bfloat16, false>(set, chain);
-  else if (set.operand[0].head_dim == 128)
-    bf16 ? enqueue<128, __nv_bfloat16, true>(set, chain) : enqueue<128, __half, true>(set, chain);
   else
-    bf16 ? enqueue<64, __nv_bfloat16, true>(set, chain) : enqueue<64, __half, true>(set, chain);
+    with_instance(set.operand[0].head_dim, set.operand[0].input.dtype,
+                  [&]<int D, class Element>() { enqueue<D, Element, true>(set, chain); });
 }
 
 }  // namespace flamia::quantize::gpu

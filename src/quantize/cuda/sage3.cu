@@ -7,6 +7,7 @@
 #include "kernels/cuda/sm90/sage3/sage3.hpp"
 #include "quantize/cuda/block_scale.cuh"
 #include "quantize/cuda/checks.hpp"
+#include "quantize/cuda/instance.cuh"
 #include "quantize/cuda/means.hpp"
 #include "quantize/cuda/tile.cuh"
 
@@ -263,11 +264,6 @@ cudaError_t enqueue(const Sage3Params& p, cudaStream_t stream) {
   return enqueue(value_kernel<D, Element>, p, keys + p.key_heads, kTileBytes, stream);
 }
 
-template <int D>
-cudaError_t enqueue(const Sage3Params& p, cudaStream_t stream) {
-  return p.q.dtype == DType::bf16 ? enqueue<D, __nv_bfloat16>(p, stream) : enqueue<D, __half>(p, stream);
-}
-
 Status check(const Sage3Params& p) {
   if (Status status = check_operand(p.q.dtype, p.query_heads, p.head_dim); !status.ok()) return status;
   if (p.q.dtype != p.k.dtype || p.q.dtype != p.v.dtype)
@@ -294,7 +290,8 @@ Status launch_sage3(const Sage3Params& params, cudaStream_t stream) {
   means.document_capacity = p.document_capacity;
   means.means = p.key_means;
   if (Status status = launch_means(means, stream); !status.ok()) return status;
-  return device_status(p.head_dim == 128 ? enqueue<128>(p, stream) : enqueue<64>(p, stream), "quantise for sage3");
+  const auto enqueued = [&]<int D, class Element>() { return enqueue<D, Element>(p, stream); };
+  return device_status(with_instance(p.head_dim, p.q.dtype, enqueued), "quantise for sage3");
 }
 
 }  // namespace flamia::quantize::gpu

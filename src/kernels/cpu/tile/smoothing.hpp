@@ -35,10 +35,6 @@ static float dot(const float* a, const float* b, int n) {
   return sum;
 }
 
-}  // namespace detail
-
-namespace detail {
-
 /// y[j][i] = y * (the rest of the score's factors) + q' . k_j * factor: the score itself. key(j) is where k_j lies, and its factor.
 template <class Key>
 static void add_mean_scores(const Settings& s, const Means& q_means, const Document& document, int head, const TileShape& t,
