@@ -162,9 +162,16 @@ class Tiles:
         mean = (sums / counts[:, None, None].clamp_min(1)).float()
         return torch.where(inside, x - mean[self.document][:, :, None], 0)
 
-    def greatest_so_far(self, e: Tensor) -> Tensor:
-        """Prefix maximum of [tiles, heads, blocks, groups] over each document's tiles and blocks."""
+    def greatest_so_far(self, e: Tensor, headroom: int = 0) -> Tensor:
+        """Prefix maximum of [tiles, heads, blocks, groups] over each document's tiles and blocks.
+
+        headroom: added to a document's first exponent, unless that block holds nothing.
+        """
         tiles, heads, blocks, groups = e.shape
+        if headroom:
+            first = e[:, :, :1]
+            raised = (self.depth[:, None, None, None] == 0) & (first > LEAST)
+            e = torch.cat([torch.where(raised, (first + headroom).clamp_max(126), first), e[:, :, 1:]], 2)
         offset = 1024 * self.document[:, None, None, None]  # documents follow each other: an earlier one never wins
         flat = (e + offset).permute(1, 3, 0, 2).flatten(2)
         return flat.cummax(-1).values.view(heads, groups, tiles, blocks).permute(2, 0, 3, 1) - offset
@@ -345,7 +352,7 @@ def quantise(x: Tensor, form: dict[str, Any], tiles: Tiles) -> Operand:
         blocks = x.view(count, heads, TILE // rows, rows, d // columns, columns)
         e = exponent(blocks.abs().amax((3, 5)), rule)
         if form["sticky"]:
-            e = tiles.greatest_so_far(e)
+            e = tiles.greatest_so_far(e, form.get("headroom", 0))
         e = e.repeat_interleave(rows, 2)
     else:
         raise NotImplementedError(f"the emulation has no scale group {group} of Q, K, V and dO")

@@ -43,6 +43,7 @@ struct Quantisation {
   ScaleType scale = ScaleType::none;
   ScaleRule rule = ScaleRule::none;
   bool sticky = false;       // exponent = prefix maximum over the document's earlier groups (K and V only: causal)
+  std::int8_t headroom = 0;  // sticky: so many binades are added to the document's first exponent before the maximum, 0 to 4
   float tensor_scale = 1.f;  // NVFP4's constant FP32 factor
   friend bool operator==(const Quantisation&, const Quantisation&) = default;
 };

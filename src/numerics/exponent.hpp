@@ -29,6 +29,14 @@ FLAMIA_FN int floor_exponent(float amax) {
   return u == 0 ? kLeastExponent : max_of(static_cast<int>(u >> 23) - 127 - qexp, kLeastExponent);
 }
 
+inline constexpr int kMostHeadroom = 4;
+/// The byte of a document's first group (not flagged) where sticky exponents begin `headroom` binades higher; one that holds nothing stays.
+/// At most 2^126, whose inverse is normal.
+FLAMIA_FN std::uint32_t with_headroom(std::uint32_t byte, int headroom) {
+  const std::uint32_t raised = byte + static_cast<std::uint32_t>(headroom);
+  return byte == 0 ? 0u : raised < 253u ? raised : 253u;
+}
+
 FLAMIA_FN std::uint8_t encode_ue8m0(int exponent) { return static_cast<std::uint8_t>(exponent + 127); }
 /// Exponent of a scale byte; a flagged token counts as 2^0: its codes are zero, and an MMA never sees scale 255.
 FLAMIA_FN int decode_ue8m0(std::uint8_t byte) { return byte == kFlagged ? 0 : static_cast<int>(byte) - 127; }

@@ -53,6 +53,7 @@ std::string form_words(const Quantisation& form, bool of_tile) {
   std::string text = word_of(form.element) + ", " + group_words(form, of_tile);
   if (form.scale != ScaleType::none) text += " (" + word_of(form.scale) + ", " + word_of(form.rule) + ")";
   if (form.sticky) text += ", sticky";
+  if (form.headroom != 0) text += ", begins " + std::to_string(form.headroom) + " binades higher";
   if (form.tensor_scale != 1.f) text += ", with a constant tensor scale";
   return text;
 }

@@ -273,6 +273,11 @@ class Pass {
       write_scale(form_.scale, scales_, static_cast<std::int64_t>(i), stored_scale(form_, greatest[i]));
   }
 
+  /// What the first group of a document, not flagged, adds to the maximum.
+  std::uint32_t first_of_sticky(std::uint32_t own) const {
+    return form_.headroom == 0 ? own : numerics::with_headroom(own, form_.headroom);
+  }
+
   /// Sticky scales where there are heads enough for the threads: one pass, every thread walks all documents with some of the heads.
   void encode_sticky_by_heads(std::int64_t rows) {
     const std::uint32_t flag = flagged_scale(form_.scale);
@@ -294,7 +299,7 @@ class Pass {
             const std::uint32_t own = read_scale(form_.scale, scales_, slot(block, head) + g);
             std::uint32_t& seen = greatest[static_cast<std::size_t>((head - begin) * groups_ + g)];
             if (own == flag) continue;
-            seen = std::max(seen, own);
+            seen = std::max(seen, block.opens_document ? first_of_sticky(own) : own);
             write_scale(form_.scale, scales_, slot(block, head) + g, seen);
           }
           encode(block, head, workspace, block.rows <= kChunk);
@@ -315,7 +320,7 @@ class Pass {
         for (std::int64_t left = range.length; left > 0; left -= rows, i += row) {
           const std::uint32_t own = read_scale(form_.scale, scales_, i);
           if (own == flag) continue;
-          greatest = std::max(greatest, own);
+          greatest = std::max(greatest, left == range.length ? first_of_sticky(own) : own);
           write_scale(form_.scale, scales_, i, greatest);
         }
       }

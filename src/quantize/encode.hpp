@@ -6,7 +6,8 @@
 //   byte
 //               255 (UE8M0), 0x7f (E4M3) or NaN (F32), and it counts in no maximum (numerics.md §10). BF16 has no scale and keeps
 //               them.
-//   sticky      the scale is the maximum over the document's blocks up to this one, flagged ones left out
+//   sticky      the scale is the maximum over the document's blocks up to this one, flagged ones left out; headroom is added to the exponent
+//               of the first one, unless it is flagged or all zero
 //   ceil, floor e by numerics/exponent.hpp; code = encode(x * 2^-e), exact up to the final rounding
 //   amax, F32   scale = fl(amax / largest), largest = 448, 57344, 6 or 127; code = encode(fl(x / scale)); scale 0 -> codes 0
 //   amax, E4M3  byte = E4M3(fl(amax / fl(largest * tensor_scale))), s = fl(value(byte) * tensor_scale); code = encode(fl(x / s)); s

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <string>
 
+#include "numerics/exponent.hpp"
+
 namespace flamia::quantize {
 
 std::int64_t scale_rows(const Quantisation& form, const schedule::Documents& documents) {
@@ -69,7 +71,9 @@ std::int64_t scale_bytes_bound(const Quantisation& form, std::int64_t tokens, st
 Status check_form(const Quantisation& form, int dim) {
   const Group::Kind kind = form.group.kind;
   if (form.element == Element::bf16) {
-    if (kind == Group::Kind::none && form.scale == ScaleType::none && form.rule == ScaleRule::none && !form.sticky) return {};
+    if (kind == Group::Kind::none && form.scale == ScaleType::none && form.rule == ScaleRule::none && !form.sticky &&
+        form.headroom == 0)
+      return {};
     return Status::invalid("form: BF16 elements have no scale; use group none, scale none and rule none");
   }
   if (kind == Group::Kind::none || kind == Group::Kind::constant)
@@ -81,6 +85,10 @@ Status check_form(const Quantisation& form, int dim) {
   if (dim <= 0) return Status::invalid("dim = " + std::to_string(dim) + " must be positive");
   if (form.element == Element::e2m1 && dim % 2 != 0)
     return Status::invalid("dim = " + std::to_string(dim) + " must be even for E2M1: two codes share a byte");
+  if (form.headroom < 0 || form.headroom > numerics::kMostHeadroom ||
+      (form.headroom != 0 && (!form.sticky || form.scale != ScaleType::ue8m0)))
+    return Status::invalid("form: headroom = " + std::to_string(form.headroom) +
+                           "; sticky exponents that are powers of two have 0 to 4 binades, other scales none");
   switch (form.rule) {
     case ScaleRule::ceil:
     case ScaleRule::floor:

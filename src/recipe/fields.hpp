@@ -26,6 +26,7 @@ void visit(T& x, Visitor&& v) {
   v("scale", x.scale);
   v("rule", x.rule);
   v("sticky", x.sticky);
+  v("headroom", x.headroom);
   v("tensor_scale", x.tensor_scale);
 }
 
@@ -73,7 +74,8 @@ void visit(T& x, Visitor&& v) {
 
 /// Members that JSON has only where they differ from the default: they came after recipes had been saved, whose texts and hashes stay.
 template <class T>
-inline constexpr bool kIsOptional = std::same_as<T, TilePolicy> || std::same_as<T, GradientD>;
+inline constexpr bool kIsOptional =
+    std::same_as<T, TilePolicy> || std::same_as<T, GradientD> || std::same_as<T, decltype(Quantisation::headroom)>;
 
 template <MaybeConst<Recipe> T, class Visitor>
 void visit(T& x, Visitor&& v) {

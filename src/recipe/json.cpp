@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "recipe/fields.hpp"
@@ -69,14 +70,13 @@ class Reader {
     } else if constexpr (std::is_same_v<T, bool>) {
       if (!json.is_boolean()) return wrong(path, json, "true or false");
       x = json.template get<bool>();
-    } else if constexpr (std::is_same_v<T, int>) {
-      // unsigned numbers beyond int64 are no int either
+    } else if constexpr (std::is_integral_v<T>) {
+      // unsigned numbers beyond int64 are no integer of ours either
       const bool fits = json.is_number_unsigned()
-                            ? json.template get<std::uint64_t>() <= std::uint64_t{std::numeric_limits<int>::max()}
-                            : json.is_number_integer() && json.template get<std::int64_t>() >= std::numeric_limits<int>::min() &&
-                                  json.template get<std::int64_t>() <= std::numeric_limits<int>::max();
-      if (!fits) return wrong(path, json, "a 32-bit integer");
-      x = json.template get<int>();
+                            ? std::cmp_less_equal(json.template get<std::uint64_t>(), std::numeric_limits<T>::max())
+                            : json.is_number_integer() && std::in_range<T>(json.template get<std::int64_t>());
+      if (!fits) return wrong(path, json, (sizeof(T) == 1 ? "an " : "a ") + std::to_string(8 * sizeof(T)) + "-bit integer");
+      x = json.template get<T>();
     } else if constexpr (std::is_same_v<T, float>) {
       const double wide = json.is_number() ? json.template get<double>() : 2.0 * std::numeric_limits<float>::max();
       if (!(wide >= -std::numeric_limits<float>::max() && wide <= std::numeric_limits<float>::max()))

@@ -13,18 +13,19 @@ constexpr Group blocks(int rows, int columns) { return {Group::Kind::blocks, row
 constexpr Quantisation kBf16{};
 
 /// E4M3 with a power-of-two scale.
-constexpr Quantisation e4m3(Group group, ScaleRule rule = ScaleRule::ceil, bool sticky = false) {
-  return {Element::e4m3, group, ScaleType::ue8m0, rule, sticky};
+constexpr Quantisation e4m3(Group group, ScaleRule rule = ScaleRule::ceil) {
+  return {Element::e4m3, group, ScaleType::ue8m0, rule};
 }
 constexpr Quantisation nvfp4(Group group, ScaleRule rule = ScaleRule::amax, float tensor_scale = 1.f) {
-  return {Element::e2m1, group, ScaleType::e4m3, rule, false, tensor_scale};
+  return {Element::e2m1, group, ScaleType::e4m3, rule, false, 0, tensor_scale};
 }
 constexpr Quantisation mxfp4(Group group) { return {Element::e2m1, group, ScaleType::ue8m0, ScaleRule::floor}; }
 constexpr Quantisation int8(Group group) { return {Element::int8, group, ScaleType::f32, ScaleRule::amax}; }
 
 constexpr Quantisation kTokenBlock = e4m3(blocks(32, 0));
 constexpr Quantisation kToken = e4m3(blocks(1, 0));
-constexpr Quantisation kStickyToken = e4m3(blocks(1, 0), ScaleRule::ceil, true);
+/// Two binades above the first token most tiles have one exponent from the first on (numerics.md §2).
+constexpr Quantisation kStickyToken{Element::e4m3, blocks(1, 0), ScaleType::ue8m0, ScaleRule::ceil, true, 2};
 constexpr Quantisation kTensor = e4m3({Group::Kind::tensor});
 /// P lies in [0, 1]: its scale is the constant 2^B of the row reference's rule.
 constexpr Quantisation kConstantP{Element::e4m3, {Group::Kind::constant}};

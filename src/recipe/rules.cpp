@@ -4,6 +4,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "numerics/exponent.hpp"
 #include "plan/architecture.hpp"
 #include "recipe/fields.hpp"
 #include "recipe/names.hpp"
@@ -77,6 +78,10 @@ constexpr FormRule kFormRules[] = {
      "sticky exponents of Q or dO would let dK and dV see earlier queries; sticky is for K and V"},
     {[](const Place& p) { return p.form.sticky && of_tile(p); },
      "P and dS live in one tile and have no earlier group; sticky is for K and V"},
+    {[](const Place& p) { return p.form.headroom < 0 || p.form.headroom > numerics::kMostHeadroom; },
+     "headroom of sticky exponents is 0 to 4 binades"},
+    {[](const Place& p) { return p.form.headroom != 0 && (!p.form.sticky || p.form.scale != ScaleType::ue8m0); },
+     "headroom raises the first of a document's sticky exponents; give it with sticky=on and power-of-two scales (ue8m0)"},
     {[](const Place& p) { return !(p.form.tensor_scale > 0.f) || !std::isfinite(p.form.tensor_scale); },
      "the tensor scale must be positive and finite"},
     {[](const Place& p) { return p.form.tensor_scale != 1.f && p.form.scale != ScaleType::e4m3; },

@@ -3,6 +3,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "recipe/names.hpp"
@@ -36,6 +37,8 @@ bool read_extent(std::string_view text, int* n) {
   return read_number(text, n) && *n != 0;
 }
 
+bool read_headroom(std::string_view text, int* n) { return read_number(text, n) && std::in_range<std::int8_t>(*n); }
+
 std::string size_text(const Group& group) { return extent_text(group.rows) + "x" + extent_text(group.columns); }
 bool read_size(std::string_view text, Group* group) {
   std::string_view rows, columns;
@@ -51,6 +54,24 @@ bool read_group(std::string_view text, Group* group) {
   return *group = made, true;
 }
 
+/// "sticky", "sticky+2"; "+2" of a form that is not sticky, which the rules refuse.
+std::string sticky_text(const Quantisation& form) {
+  return (form.sticky          ? "/sticky"
+          : form.headroom != 0 ? "/"
+                               : "") +
+         (form.headroom != 0 ? "+" + std::to_string(form.headroom) : std::string());
+}
+bool read_sticky(std::string_view part, Quantisation* form) {
+  constexpr std::string_view kSticky = "sticky";
+  const bool sticky = part.starts_with(kSticky);
+  if (sticky) part.remove_prefix(kSticky.size());
+  int headroom = 0;
+  if (part.empty() ? !sticky : part[0] != '+' || !read_headroom(part.substr(1), &headroom)) return false;
+  form->sticky = sticky;
+  form->headroom = static_cast<std::int8_t>(headroom);
+  return true;
+}
+
 bool read_form(std::string_view text, Quantisation* form) {
   std::vector<std::string_view> parts;
   for (std::string_view part, rest = text; !rest.empty(); parts.push_back(part))
@@ -61,7 +82,7 @@ bool read_form(std::string_view text, Quantisation* form) {
                            !read_word(parts[3], &made.rule)))
     return false;
   std::size_t i = 4;
-  if (i < parts.size() && parts[i] == "sticky") made.sticky = true, ++i;
+  if (i < parts.size() && read_sticky(parts[i], &made)) ++i;
   if (i < parts.size() && parts[i].starts_with('x') && read_number(parts[i].substr(1), &made.tensor_scale) &&
       std::isfinite(made.tensor_scale))  // JSON has no infinity
     ++i;
@@ -76,7 +97,8 @@ constexpr TextField form_field(const char* key) {
   return {key,
           "a form such as e4m3/32xall/ue8m0/ceil: element (e4m3, e5m2, e2m1, int8), group (tensor, head, constant or rows x "
           "columns), scale (ue8m0, e4m3, f32, none), "
-          "rule (ceil, floor, amax, amax_or_smaller, two_level, none), with /sticky or /x0.5 (tensor scale) behind it; or bf16",
+          "rule (ceil, floor, amax, amax_or_smaller, two_level, none), with /sticky, /sticky+2 (headroom) or /x0.5 (tensor scale) "
+          "behind it; or bf16",
           [](const Recipe& r) { return form_text(r.*Operand.*Use); },
           [](std::string_view text, Recipe* r) { return read_form(text, &(r->*Operand.*Use)); }};
 }
@@ -289,8 +311,32 @@ constexpr TextField kShorthands[] = {
      },
      [](std::string_view text, R* r) {
        for (O* policy : {&r->k, &r->v})
-         for (Quantisation* f : {&policy->first, &policy->second}) f->sticky = can_stick(*f) ? text == "on" : f->sticky;
+         for (Quantisation* f : {&policy->first, &policy->second}) {
+           if (!can_stick(*f)) continue;
+           f->sticky = text == "on";
+           if (!f->sticky) f->headroom = 0;
+         }
        return text == "on" || text == "off";
+     }},
+    {"headroom", "0 to 4 (binades that sticky exponents begin above the first token's)",
+     [](const R& r) {
+       std::string common;
+       for (const O* policy : {&r.k, &r.v})
+         for (const Quantisation* f : {&policy->first, &policy->second}) {
+           if (!can_stick(*f)) continue;
+           const std::string own = std::to_string(f->headroom);
+           if (!common.empty() && own != common) return std::string();
+           common = own;
+         }
+       return common;
+     },
+     [](std::string_view text, R* r) {
+       int headroom = 0;
+       if (!read_headroom(text, &headroom)) return false;
+       for (O* policy : {&r->k, &r->v})
+         for (Quantisation* f : {&policy->first, &policy->second})
+           if (can_stick(*f)) f->headroom = static_cast<std::int8_t>(headroom);
+       return true;
      }},
     {"rule", "ceil or floor (every power-of-two scale)",
      [](const R& r) { return common_text(r, true, [](const Quantisation& f) { return is_power_rule(f) ? word_of(f.rule) : ""; }); },
@@ -325,7 +371,7 @@ std::string form_text(const Quantisation& form) {
   plain.element = form.element;
   if (form == plain) return word_of(form.element);
   std::string text = word_of(form.element) + "/" + group_text(form.group) + "/" + word_of(form.scale) + "/" + word_of(form.rule);
-  if (form.sticky) text += "/sticky";
+  text += sticky_text(form);
   if (form.tensor_scale != plain.tensor_scale) text.append("/x").append(print_number(form.tensor_scale));
   return text;
 }

@@ -21,7 +21,7 @@ struct TextField {
 std::span<const TextField> text_fields();
 std::span<const TextField> text_shorthands();
 
-/// "e4m3/32xall/ue8m0/ceil", with "/sticky" and "/x0.5" (tensor scale) where they differ from the default; "bf16" alone.
+/// "e4m3/32xall/ue8m0/ceil", with "/sticky", "/sticky+2" and "/x0.5" (tensor scale) where they differ from the default; "bf16" alone.
 std::string form_text(const Quantisation& form);
 /// "32xall", "tensor", ...
 std::string group_text(const Group& group);

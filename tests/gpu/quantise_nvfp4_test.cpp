@@ -29,6 +29,7 @@ QuantiseParams params_of(const Case& c) {
   p.rotate = true;
   p.group = c.group;
   p.prefix = c.prefix;
+  p.headroom = c.prefix == Prefix::sticky ? 2 : 0;
   return p;
 }
 

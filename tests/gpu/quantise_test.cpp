@@ -27,6 +27,7 @@ struct Case {
   bool values() const { return rows && values_wanted; }  // they are made of the rows
   bool fused = false;                                    // the tensor is the middle third of a [tokens][3 * heads][dim] one
   bool wild = true;
+  int headroom = 2;  // of sticky exponents
 };
 
 std::int64_t first_of(const Case& c) { return c.fused ? c.heads * c.dim : 0; }
@@ -40,6 +41,7 @@ QuantiseParams params_of(const Case& c) {
   p.rotate = c.rotate;
   p.group = c.group;
   p.prefix = c.prefix;
+  p.headroom = c.prefix == Prefix::sticky ? c.headroom : 0;
   p.order = c.order;
   return p;
 }
@@ -86,7 +88,7 @@ DeviceImage expected(const Case& c, const Packing& packing, const std::vector<st
   input.rotate = c.rotate;
   quantize::QuantisedTensor host;
   const bool sticky = c.prefix == Prefix::sticky;
-  const Status status = quantize::quantise(input, documents, form_of(c.group, sticky), 0, &host);
+  const Status status = quantize::quantise(input, documents, form_of(c.group, sticky, sticky ? c.headroom : 0), 0, &host);
   EXPECT_TRUE(status.ok()) << status.message();
   return device_image(host, documents, slots, {c.group, sticky, c.order});
 }
@@ -155,6 +157,7 @@ TEST_F(Quantise, FuzzedPackings) {
     c.rotate = below(random, 2);
     c.group = below(random, 2) ? Group::token : Group::block;
     c.prefix = static_cast<Prefix>(below(random, 3));
+    c.headroom = static_cast<int>(below(random, 5));
     c.order = below(random, 2) ? sm90::TokenOrder::pi : sm90::TokenOrder::rho;
     c.rows = below(random, 4);
     c.transposed = below(random, 4);
@@ -233,6 +236,7 @@ TEST_F(Quantise, PrefixMaximaThatCannotBeGuessed) {
       for (const bool grows : {true, false}) {
         Case c{DType::bf16, 2, 128, rotate, group, Prefix::sticky};
         c.wild = false;
+        c.headroom = grows == rotate ? 3 : 0;
         const Packing packing = pack({5000, 40, 1, 700, 2500}, 3);
         auto data = random_input(random, c, packing);
         for (std::size_t i = 0; i < data.size(); ++i) {
@@ -317,6 +321,23 @@ TEST_F(Quantise, ComparisonNoticesOneBit) {  // the control of every test above
   EXPECT_NE(first_difference(setup.transposed.download(), other.transposed), -1);
 }
 
+TEST_F(Quantise, ComparisonNoticesHeadroom) {
+  Random random(15);
+  for (const Group group : {Group::token, Group::block}) {
+    Case c{DType::bf16, 2, 128, true, group, Prefix::sticky};
+    c.wild = false;
+    const Packing packing = pack({70});
+    const auto data = random_input(random, c, packing);
+    OnDevice setup(c, packing, data);
+    ASSERT_TRUE(setup.enqueue(nullptr).ok());
+    cuda_ok(cudaDeviceSynchronize());
+    c.headroom = 1;
+    const DeviceImage other = expected(c, packing, data, setup.slots);
+    EXPECT_NE(first_difference(setup.exponents.download(), other.exponents), -1);
+    EXPECT_NE(first_difference(setup.rows.download(), other.rows), -1);
+  }
+}
+
 TEST_F(Quantise, RefusesWhatItCannotDo) {
   Random random(12);
   Case c;
@@ -334,6 +355,8 @@ TEST_F(Quantise, RefusesWhatItCannotDo) {
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.exponents = nullptr; }));
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.group = Group::tensor, p.prefix = Prefix::sticky; }));
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.prefix = Prefix::sticky, p.scratch = nullptr; }));
+  EXPECT_TRUE(refused([](QuantiseParams& p) { p.prefix = Prefix::sticky, p.headroom = 5; }));
+  EXPECT_TRUE(refused([](QuantiseParams& p) { p.prefix = Prefix::record, p.headroom = 1; }));
   QuantiseParams four[4] = {setup.params, setup.params, setup.params, setup.params};
   EXPECT_TRUE(quantize::gpu::launch_quantise(std::span(four, 3), nullptr).ok());
   EXPECT_FALSE(quantize::gpu::launch_quantise(four, nullptr).ok());

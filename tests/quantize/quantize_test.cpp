@@ -25,7 +25,7 @@ schedule::Documents documents_of(std::vector<std::int32_t> cu_seqlens, std::int6
 }
 
 Quantisation form_of(Element element, Group group, ScaleType scale, ScaleRule rule, bool sticky = false, float tensor_scale = 1.f) {
-  return {element, group, scale, rule, sticky, tensor_scale};
+  return {element, group, scale, rule, sticky, 0, tensor_scale};
 }
 Group blocks(int rows, int columns) { return {Kind::blocks, rows, columns}; }
 
@@ -45,6 +45,12 @@ std::vector<Quantisation> all_forms() {
         forms.push_back(form_of(element, group, ScaleType::f32, ScaleRule::amax, sticky));
       forms.push_back(form_of(Element::e2m1, group, ScaleType::e4m3, ScaleRule::amax, sticky, 0.5f));
     }
+  for (const int rows : {1, 32})
+    for (const int columns : {0, 16})
+      for (const std::int8_t headroom : {std::int8_t{1}, std::int8_t{4}}) {
+        forms.push_back(form_of(Element::e4m3, blocks(rows, columns), ScaleType::ue8m0, ScaleRule::ceil, true));
+        forms.back().headroom = headroom;
+      }
   for (const int columns : {0, 16})
     for (const float tensor_scale : {1.f, 0.0625f})
       forms.push_back(form_of(Element::e2m1, blocks(1, columns), ScaleType::e4m3, ScaleRule::amax_or_smaller, false, tensor_scale));
@@ -55,7 +61,7 @@ std::string text_of(const Quantisation& f) {
   return "element " + std::to_string(static_cast<int>(f.element)) + " group kind " +
          std::to_string(static_cast<int>(f.group.kind)) + " " + std::to_string(f.group.rows) + "x" +
          std::to_string(f.group.columns) + " scale " + std::to_string(static_cast<int>(f.scale)) + " rule " +
-         std::to_string(static_cast<int>(f.rule)) + (f.sticky ? " sticky" : "");
+         std::to_string(static_cast<int>(f.rule)) + (f.sticky ? " sticky" : "") + " headroom " + std::to_string(f.headroom);
 }
 
 void expect_equal(const QuantisedTensor& got, const Expected& expected, const std::string& what) {
@@ -182,14 +188,58 @@ TEST(Quantise, StickyScalesSeeNoLaterToken) {
   for (std::int64_t t = 100; t < 200; ++t)
     for (int c = 0; c < 64; ++c) changed.at(t, 0, c) = numerics::encode_bf16(1e6f);
   const schedule::Documents one = schedule::Documents::single(200);
-  for (const bool sticky : {false, true}) {
-    const Quantisation form = form_of(Element::e4m3, blocks(1, 0), ScaleType::ue8m0, ScaleRule::ceil, sticky);
+  for (const int headroom : {-1, 0, 2}) {
+    const bool sticky = headroom >= 0;
+    Quantisation form = form_of(Element::e4m3, blocks(1, 0), ScaleType::ue8m0, ScaleRule::ceil, sticky);
+    form.headroom = static_cast<std::int8_t>(std::max(headroom, 0));
     QuantisedTensor a, b;
     ASSERT_TRUE(quantise(in.view(), one, form, 2, &a).ok());
     ASSERT_TRUE(quantise(changed.view(), one, form, 2, &b).ok());
     EXPECT_TRUE(std::equal(a.scales.begin(), a.scales.begin() + 100, b.scales.begin()));
     EXPECT_TRUE(std::equal(a.codes.begin(), a.codes.begin() + 100 * 64, b.codes.begin()));
     EXPECT_EQ(std::is_sorted(a.scales.begin(), a.scales.end()), sticky);
+  }
+}
+
+/// A document's first exponent is raised, all others follow it: the maximum of what they would be without, and of the first one and the headroom.
+TEST(Quantise, HeadroomRaisesTheFirstExponentOfADocument) {
+  const std::int64_t length = 90;
+  const schedule::Documents two = documents_of({0, 90, 180}, 180);
+  const auto quantised = [&](const Input& in, int headroom, int threads) {
+    Quantisation form = form_of(Element::e4m3, blocks(1, 0), ScaleType::ue8m0, ScaleRule::ceil, true);
+    form.headroom = static_cast<std::int8_t>(headroom);
+    QuantisedTensor made;
+    EXPECT_TRUE(quantise(in.view(), two, form, threads, &made).ok());
+    return made;
+  };
+  Input in(180, 2, 64, 21);
+  for (std::int64_t t = 0; t < 180; ++t)  // magnitudes that rise and fall
+    for (int h = 0; h < 2; ++h)
+      for (int c = 0; c < 64; ++c)
+        in.at(t, h, c) = numerics::encode_bf16(std::ldexp(numerics::decode_bf16(in.at(t, h, c)), static_cast<int>(t % 50) / 10));
+  const QuantisedTensor plain = quantised(in, 0, 1);
+  for (const int headroom : {1, 2, 4})
+    for (const int threads : {1, 3}) {  // heads by threads, and blocks by threads
+      const QuantisedTensor raised = quantised(in, headroom, threads);
+      int above = 0;
+      for (std::size_t i = 0; i < plain.scales.size(); ++i) {
+        const std::size_t first = i / (2 * length) * (2 * length) + i % 2;
+        const int expected = std::max<int>(plain.scales[i], plain.scales[first] + headroom);
+        ASSERT_EQ(int{raised.scales[i]}, expected) << i;
+        above += expected > plain.scales[i];
+      }
+      EXPECT_GT(above, 20);
+      EXPECT_LT(above, 340);
+    }
+  // a first token that holds nothing, or NaN, raises nobody
+  for (const float value : {0.f, numerics::quiet_nan()}) {
+    Input other = in;
+    for (int h = 0; h < 2; ++h)
+      for (int c = 0; c < 64; ++c) other.at(0, h, c) = numerics::encode_bf16(value);
+    const QuantisedTensor without = quantised(other, 0, 1), with = quantised(other, 2, 1);
+    EXPECT_TRUE(std::equal(without.scales.begin(), without.scales.begin() + 2 * length, with.scales.begin()));
+    EXPECT_TRUE(std::equal(without.codes.begin(), without.codes.begin() + 2 * length * 64, with.codes.begin()));
+    EXPECT_NE(without.scales, with.scales);  // control: the second document has its own first token
   }
 }
 
@@ -365,6 +415,15 @@ TEST(Errors, NameTheArgument) {
             std::string::npos);
   EXPECT_NE(message(in.view(), form_of(Element::e4m3, {Kind::tensor}, ScaleType::f32, ScaleRule::amax, true)).find("sticky"),
             std::string::npos);
+  for (const auto& [sticky, scale, headroom] : {std::tuple{false, ScaleType::ue8m0, 1},
+                                                {true, ScaleType::f32, 1},
+                                                {true, ScaleType::ue8m0, 5},
+                                                {true, ScaleType::ue8m0, -1}}) {
+    Quantisation form =
+        form_of(Element::e4m3, blocks(1, 0), scale, scale == ScaleType::f32 ? ScaleRule::amax : ScaleRule::ceil, sticky);
+    form.headroom = static_cast<std::int8_t>(headroom);
+    EXPECT_NE(message(in.view(), form).find("headroom = " + std::to_string(headroom)), std::string::npos);
+  }
   QuantisedTensor kept;
   EXPECT_TRUE(kept.codes.empty());
 }

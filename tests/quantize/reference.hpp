@@ -111,6 +111,7 @@ inline Expected quantise_slowly(const Input& in, const schedule::Documents& docu
     std::size_t column = 0;  // for sticky: which groups of the document are its predecessors
     std::int64_t document = 0;
     std::size_t flag = 0;  // groups that are flagged together
+    bool first = false;    // of the document and its column
   };
   std::vector<Members> groups;
   const std::int64_t rows = f.group.rows == 0 ? in.tokens + 1 : f.group.rows;
@@ -134,7 +135,7 @@ inline Expected quantise_slowly(const Input& in, const schedule::Documents& docu
             all.insert(all.end(), members.begin(), members.end());
           } else {
             groups.push_back({members, static_cast<std::size_t>(h * per_row + g), document,
-                              (groups.size()) / static_cast<std::size_t>(per_row)});
+                              (groups.size()) / static_cast<std::size_t>(per_row), first == 0});
           }
         }
     }
@@ -150,7 +151,8 @@ inline Expected quantise_slowly(const Input& in, const schedule::Documents& docu
   std::map<std::size_t, bool> flagged;
   for (const Members& group : groups)
     for (const std::size_t i : group.elements) flagged[group.flag] = flagged[group.flag] || !std::isfinite(x[i]);
-  std::map<std::pair<std::int64_t, std::size_t>, float> before;  // sticky: greatest magnitude so far
+  std::map<std::pair<std::int64_t, std::size_t>, float> before;   // sticky: greatest magnitude so far
+  std::map<std::pair<std::int64_t, std::size_t>, int> beginning;  // exponent of the document's first group, raised by the headroom
   for (const Members& group : groups) {
     if (flagged[group.flag]) {
       out.scales.push_back(f.scale == ScaleType::ue8m0 ? 255u : f.scale == ScaleType::e4m3 ? 0x7fu : 0x7fc00000u);
@@ -158,12 +160,16 @@ inline Expected quantise_slowly(const Input& in, const schedule::Documents& docu
     }
     float amax = 0.f;
     for (const std::size_t i : group.elements) amax = std::max(amax, std::fabs(x[i]));
+    if (f.headroom != 0 && group.first && exponent_of(f, amax) > -127)
+      beginning[{group.document, group.column}] = exponent_of(f, amax) + f.headroom;
     if (f.sticky) {
       float& seen = before[{group.document, group.column}];
       amax = seen = std::max(seen, amax);
     }
     if (f.scale == ScaleType::ue8m0) {
-      const int e = exponent_of(f, amax);
+      int e = exponent_of(f, amax);
+      if (const auto raised = beginning.find({group.document, group.column}); raised != beginning.end())
+        e = std::max(e, std::min(raised->second, 126));
       out.scales.push_back(static_cast<std::uint32_t>(e + 127));
       for (const std::size_t i : group.elements)
         out.codes[i] = encode_one(f.element, static_cast<float>(std::ldexp(static_cast<double>(x[i]), -e)));

@@ -49,6 +49,9 @@ INSTANTIATE_TEST_SUITE_P(
         Broken{"mxfp8 q1=e4m3/32xall/ue8m0/ceil/sticky", "Q in S (e4m3/32xall/ue8m0/ceil/sticky): sticky exponents of Q or dO"},
         Broken{"mxfp8 do2=e4m3/1xall/ue8m0/ceil/sticky", "dO in dV"},
         Broken{"mxfp8 ds1=e4m3/1x128/ue8m0/ceil/sticky", "P and dS live in one tile"},
+        Broken{"mxfp8-exact headroom=5", "0 to 4 binades"}, Broken{"mxfp8-exact headroom=-1", "0 to 4 binades"},
+        Broken{"mxfp8 headroom=1", "give it with sticky=on"},
+        Broken{"mxfp8 k1=e4m3/1xall/f32/amax/sticky+1 k2=e4m3/1xall/f32/amax/sticky+1", "power-of-two scales (ue8m0)"},
         Broken{"mxfp8 exp2=mitchell", "approximations for inference"}, Broken{"mxfp8 exp2=direct", "approximations for inference"},
         Broken{"mxfp8 poly=5:2", "degree 2, 3 or 4"}, Broken{"mxfp8 poly=3:17", "0 to 16 sixteenths"},
         Broken{"bf16 ref=tilesum", "ref=tilesum reads the sum of E4M3 codes"}, Broken{"mxfp8 l=unrounded", "needs l=codes"},
@@ -224,9 +227,10 @@ TEST(Lower, HopperExecutesSomeRecipesAndVariants) {
   const auto status = [](const std::string& text, bool backward) {
     return can_run(parsed(text), Architecture::sm_90, 128, backward);
   };
-  for (const char* text : {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 sticky=on", "mxfp8 dq=f32", "mxfp8 rotate=off",
-                           "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3", "fp8-tensor ds=bf16", "mxfp8-exact ref=phase32", "nvfp4",
-                           "nvfp4-exact", "nvfp4-exact dq=f32", "sagebwd", "sagebwd smooth-k=off"})
+  for (const char* text :
+       {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 sticky=on", "mxfp8 sticky=on headroom=3", "mxfp8-exact headroom=0",
+        "mxfp8 dq=f32", "mxfp8 rotate=off", "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3", "fp8-tensor ds=bf16", "mxfp8-exact ref=phase32",
+        "nvfp4", "nvfp4-exact", "nvfp4-exact dq=f32", "sagebwd", "sagebwd smooth-k=off"})
     EXPECT_TRUE(status(text, true).ok()) << text << ": " << status(text, true).message();
   const std::pair<const char*, const char*> forward_only[] = {{"mxfp8 dk=64x32", "dk=key64"},
                                                               {"mxfp8 ds=row128", "per key and 64 queries"},
@@ -405,8 +409,9 @@ TEST(Guarantees, BlocksThatDoNotNestReachTheLeastThatHoldsBoth) {
 TEST(Explain, SaysWhatIsQuantisedAndRefused) {
   const std::string text = plan::explain(parsed("mxfp8-exact"), Architecture::sm_90, 128);
   for (const char* part :
-       {"recipe mxfp8-exact: ", "K   e4m3, one scale per token x all channels (ue8m0, ceil), sticky", "transposed (pi)",
-        "wgmma e4m3", "V: scale folded", "exact: no bit of O or dQ", "dS  bf16, no scale; for dQ and dK, one payload"})
+       {"recipe mxfp8-exact: ", "K   e4m3, one scale per token x all channels (ue8m0, ceil), sticky, begins 2 binades higher",
+        "transposed (pi)", "wgmma e4m3", "V: scale folded", "exact: no bit of O or dQ",
+        "dS  bf16, no scale; for dQ and dK, one payload"})
     EXPECT_THAT(text, HasSubstr(part));
   EXPECT_THAT(plan::explain(parsed("sage3"), Architecture::cpu, 128), HasSubstr("has no backward pass"));
   EXPECT_THAT(plan::explain(parsed("mxfp8"), Architecture::cpu, 128), HasSubstr("rotated back"));

@@ -22,6 +22,8 @@ void change(T& x, std::mt19937& bits) {
     const int values[] = {0, 1, 2, 3, 4, 16, 32, 64, 128, -1, static_cast<int>(bits())};
     const int before = x;
     while (x == before) x = values[bits() % std::size(values)];
+  } else if constexpr (std::is_same_v<T, std::int8_t>) {
+    x = static_cast<T>(x + 1 + static_cast<int>(bits() % 255));
   } else {
     const float before = x;
     while (x == before) x = std::uniform_real_distribution<float>(-3.f, 3.f)(bits);

@@ -74,6 +74,10 @@ TEST(Names, VariantsPrintAsVariants) {
                            "mxfp8 ref=phase32 l=unrounded",
                            "mxfp8 p-in-ds=codes",
                            "mxfp8 sticky=on",
+                           "mxfp8 sticky=on headroom=1",
+                           "mxfp8-exact headroom=0",
+                           "mxfp8-exact k2=e4m3/1xall/ue8m0/ceil/sticky+4",
+                           "nvfp4-exact sticky=off",
                            "mxfp8 rule=floor",
                            "mxfp8 exp2=poly3:2/16",
                            "mxfp8 acc=hopper13",
@@ -89,8 +93,11 @@ TEST(Names, VariantsPrintAsVariants) {
     EXPECT_EQ(again, parsed(text)) << text << " printed as " << name;
     EXPECT_LE(name.size(), std::string(text).size() + 1) << text << " printed as " << name;  // as short as what was written
   }
-  EXPECT_EQ(parsed("mxfp8 block=1 sticky=on").name(), "mxfp8-exact");  // one set of numbers has one name
+  EXPECT_EQ(parsed("mxfp8 block=1 sticky=on headroom=2").name(), "mxfp8-exact");  // one set of numbers has one name
   EXPECT_EQ(parsed("  mxfp8\t ds=32x32  dq=f32 ").name(), "mxfp8 ds=32x32 dq=f32");
+  EXPECT_EQ(parsed("mxfp8 block=1 sticky=on").name(), "mxfp8-exact headroom=0");
+  EXPECT_EQ(parsed("mxfp8-exact sticky=on").name(), "mxfp8-exact");
+  EXPECT_EQ(parsed("mxfp8-exact sticky=off").name(), "mxfp8 block=1");
   EXPECT_EQ(parsed("mxfp8 ref=tilesum").name(), "mxfp8");  // the default says nothing
   EXPECT_EQ(parsed("mxfp8 dk=key64").name(), "mxfp8 ds=e4m3");
   EXPECT_EQ(parsed("mxfp8 ds=bf16").name(), "mxfp8");
@@ -125,7 +132,7 @@ TEST(Names, EveryMemberShowsInNameAndHash) {
   });
   EXPECT_EQ(names.size(), static_cast<std::size_t>(members) + 1);
   EXPECT_EQ(hashes.size(), static_cast<std::size_t>(members) + 1);
-  EXPECT_EQ(members, 12 * 8 + 6 + 5 + 5 + 2 + 2 + 2);
+  EXPECT_EQ(members, 12 * 9 + 6 + 5 + 5 + 2 + 2 + 2);
 }
 
 TEST(Errors, NameTheFieldAndWhatIsNear) {
@@ -143,6 +150,9 @@ TEST(Errors, NameTheFieldAndWhatIsNear) {
   EXPECT_THAT(parse_error("mxfp8 fast"), HasSubstr("\"fast\" is no field=value"));
   EXPECT_THAT(parse_error("mxfp8 dq=f32 dq=f16"), HasSubstr("given twice"));
   EXPECT_THAT(parse_error("mxfp8 q1=e4m3/32xall/ue8m0"), HasSubstr("e4m3/32xall/ue8m0/ceil"));
+  for (const char* part : {"sticky+", "sticky2", "sticky+200", "+", "sticky+1+1"})
+    EXPECT_THAT(parse_error(std::string("mxfp8 k1=e4m3/1xall/ue8m0/ceil/") + part), HasSubstr("k1 is"));
+  EXPECT_THAT(parse_error("mxfp8-exact headroom=two"), HasSubstr("0 to 4"));
   EXPECT_THAT(parse_error("mxfp8 q1=e4m3/99999999999xall/ue8m0/ceil"), HasSubstr("q1 is"));
   // nobody reads a message of a megabyte
   const std::string long_word(60000, 'm');
@@ -201,9 +211,10 @@ TEST(Json, AMemberThatCameLaterIsOptional) {
   ASSERT_TRUE(Recipe::from_json(parsed("sage3 tile=64x32").to_json(), &back).ok());
   EXPECT_EQ(back, parsed("sage3 tile=64x32"));
   EXPECT_NE(back.hash(), parsed("sage3").hash());
+  EXPECT_EQ(parsed("mxfp8-exact headroom=0").to_json().find("headroom"), std::string::npos);
   EXPECT_EQ(parsed("mxfp8").to_json().find("gradient_d"), std::string::npos);
   EXPECT_EQ(parsed("nvfp4-full d=output").to_json().find("gradient_d"), std::string::npos);
-  for (const char* text : {"mxfp8 d=scores", "nvfp4-full", "nvfp4-full d=output"}) {
+  for (const char* text : {"mxfp8 d=scores", "nvfp4-full", "nvfp4-full d=output", "mxfp8-exact", "mxfp8-exact headroom=0"}) {
     ASSERT_TRUE(Recipe::from_json(parsed(text).to_json(), &back).ok());
     EXPECT_EQ(back, parsed(text));
     EXPECT_EQ(back.name(), text);
@@ -232,6 +243,7 @@ TEST(Json, EveryMistakeNamesItsKey) {
               HasSubstr("must be a 32-bit integer"));
   EXPECT_THAT(json_error(R"({"base": "mxfp8", "accumulation": {"promote_keys": 18446744073709551615}})"),
               HasSubstr("must be a 32-bit integer"));
+  EXPECT_THAT(json_error(R"({"base": "mxfp8", "k": {"first": {"headroom": 128}}})"), HasSubstr("must be an 8-bit integer"));
   EXPECT_THAT(json_error(R"({"base": "mxfp8", "q": {"first": {"tensor_scale": 1e300}}})"), HasSubstr("in the range of FP32"));
   EXPECT_THAT(json_error(R"({"base": "mxfp8", "q": {"first": {"tensor_scale": "1"}}})"), HasSubstr("in the range of FP32"));
   EXPECT_THAT(json_error(R"({"base": "mxfp8", "softmax": [1]})"), HasSubstr("\"softmax\" is an array but must be an object"));

@@ -33,6 +33,7 @@ using quantize::gpu::QuantiseParams;
 
 constexpr int kHeads = 16;
 constexpr int kDim = 128;
+constexpr int kHeadroom = 2;  // of the exact recipes
 
 void ok(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
@@ -196,6 +197,7 @@ QuantiseParams params_of(const Buffers& b, const Row& r, bool rotate, Group grou
   p.rotate = rotate;
   p.group = group;
   p.prefix = prefix;
+  p.headroom = prefix == Prefix::sticky ? kHeadroom : 0;
   p.rows = layouts.rows ? b.rows : nullptr;
   p.transposed = layouts.transposed ? b.transposed : nullptr;
   p.exponents = b.exponents;

@@ -126,6 +126,7 @@ __device__ __forceinline__ void quantise_pair(const QuantiseParams& p, const Row
   const std::uint32_t own = max(shared.greatest[0][lane], shared.greatest[1][lane]);
   const std::uint32_t all = p.group == Group::token ? own : __reduce_max_sync(kFullWarp, own);
   Scale scale(all >= kNonFinite ? all : __float_as_uint(numerics::mul(__uint_as_float(all), numerics::rotation_norm(D))));
+  if (unit.block.position == 0 && (lane == 0 || p.group == Group::block)) scale.raise(p.headroom);
   const std::int64_t at = unit.head * p.slots + unit.block.slot;
   const bool owned = unit.owned(half);
   if (owned && warp == 0) p.exponents[at + lane] = static_cast<std::uint8_t>(scale.byte());

@@ -5,7 +5,8 @@
 // kernel scans those bytes (one a token: 1/384 of the operand's traffic) and writes the prefix maxima.
 //
 // Sticky exponents are prefix maxima, so codes depend on them. The first kernel encodes with a guess of the maximum over the earlier
-// tokens: the greatest of those that are already known (one word a document and head, raised as maxima become known). The second
+// tokens: the greatest of those that are already known (one word a document and head, raised as maxima become known; nothing is known before
+// the document's first token-block). The second
 // kernel encodes again the groups whose guess was wrong. A maximum of many tokens seldom grows, so these are few: the tokens of a
 // document's beginning that were in flight together. What the guesses were cannot be seen in the results.
 #pragma once
@@ -28,8 +29,9 @@ struct alignas(16) GroupInfo {
 /// QuantiseParams::scratch.
 struct PrefixScratch {
   std::int64_t groups;
-  GroupInfo* infos;          // [groups], cleared before the first kernel, as is
-  std::uint32_t* known;      // [heads][groups]: kKnown | greatest byte known so far, in the word of a document's first group
+  GroupInfo* infos;  // [groups], cleared before the first kernel, as is
+  std::uint32_t*
+      known;  // [heads][groups]: kKnown | greatest byte known so far, the first token-block's among them, in the word of a document's first group
   std::uint16_t* summaries;  // [heads][groups]: greatest byte of the group | guess << 8
 
   __host__ __device__ PrefixScratch(std::uint32_t* scratch, std::int64_t slots, int heads)
@@ -67,16 +69,18 @@ struct Guess {
         seen(block.position == 0 ? kBegins : Word(scratch.known[word]).load(cuda::std::memory_order_relaxed)) {}
 
   /// Maximum over the document's tokens before the token-block as far as it is known, and at the same time `own`, a warp's maximum,
-  /// becomes known. The whole warp.
-  __device__ std::uint32_t before(std::uint32_t own, const PrefixScratch& scratch) const {
+  /// becomes known if the document's first token-block is. Where it is not: what these tokens would have made of it, were their first one
+  /// (lane 0's `byte`) the document's. The whole warp.
+  __device__ std::uint32_t before(std::uint32_t own, std::uint32_t byte, int headroom, const PrefixScratch& scratch) const {
     std::uint32_t found = seen;
-    const bool news = seen == kBegins || (kKnown | own) > seen;
-    if (threadIdx.x % 32 == 0 && own > 0 && news) {
-      const std::uint32_t now = Word(scratch.known[word]).fetch_max(kKnown | own, cuda::std::memory_order_relaxed);
-      if (seen == 0) found = now;
+    if (threadIdx.x % 32 == 0) {
+      const Word known(scratch.known[word]);
+      if (found == 0) found = known.load(cuda::std::memory_order_relaxed);
+      if (found != 0 && (found == kBegins || (kKnown | own) > found))
+        known.fetch_max(kKnown | own, cuda::std::memory_order_relaxed);
+      if (found == 0) found = kKnown | max(own, numerics::with_headroom(byte, headroom));
     }
-    found = __shfl_sync(kFullWarp, found, 0);
-    return found != 0 ? found & 0xff : own;
+    return __shfl_sync(kFullWarp, found, 0) & 0xff;
   }
 
  private:

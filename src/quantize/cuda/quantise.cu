@@ -27,6 +27,8 @@ Status check(const QuantiseParams& p) {
     return Status::invalid("outputs of the quantiser must be device memory aligned to 16 bytes; exponents may not be null");
   if (p.group == Group::tensor && p.prefix != Prefix::none)
     return Status::invalid("a prefix maximum of exponents needs groups of tokens, not one exponent for the tensor");
+  if (p.headroom < 0 || p.headroom > numerics::kMostHeadroom || (p.headroom != 0 && p.prefix != Prefix::sticky))
+    return Status::invalid("headroom = " + std::to_string(p.headroom) + "; sticky exponents have 0 to 4 binades, others none");
   if (p.nvfp4.halves != nullptr) {
     const Nvfp4Outputs& out = p.nvfp4;
     if (!p.rotate || p.group == Group::tensor || p.transposed != nullptr)

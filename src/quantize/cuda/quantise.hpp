@@ -46,6 +46,7 @@ struct QuantiseParams {
   bool rotate = false;
   Group group = Group::block;
   Prefix prefix = Prefix::none;  // not with Group::tensor
+  int headroom = 0;              // Prefix::sticky: binades added to a document's first exponent, 0 to 4
 
   std::uint8_t* rows = nullptr;        // `rows` layout; null: not wanted
   std::uint8_t* transposed = nullptr;  // `transposed` layout; null: not wanted

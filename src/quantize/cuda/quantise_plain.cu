@@ -22,12 +22,12 @@ struct Shared {
   std::uint32_t first_warp;  // greatest byte of its tokens
 };
 
-/// Guess of the greatest byte of the document before this warp's tokens, `own` = theirs. All threads of the unit. Exact in a document's
+/// Guess of the greatest byte of the document before this warp's tokens, `own` = theirs, `first` = the lane's first one. All threads of the unit. Exact in a document's
 /// first token-block.
 template <int D>
-__device__ __forceinline__ std::uint32_t guess_before(const Lane& lane, std::uint32_t own, const Guess& guess,
-                                                      const PrefixScratch& scratch, Shared<D>& shared) {
-  const std::uint32_t known = guess.before(own, scratch);
+__device__ __forceinline__ std::uint32_t guess_before(const Lane& lane, std::uint32_t own, std::uint32_t first, int headroom,
+                                                      const Guess& guess, const PrefixScratch& scratch, Shared<D>& shared) {
+  const std::uint32_t known = guess.before(own, first, headroom, scratch);
   if (lane.warp == 0) {
     if (threadIdx.x == 0) shared.first_warp = own;
     ptx::named_barrier_arrive(kSecondWarp, kUnitThreads);
@@ -69,6 +69,8 @@ __global__ __launch_bounds__(kUnitThreads, kResidentUnits) void plain_kernel(con
         p.group == Group::tensor ? *p.scratch : unit_maximum(max(greatest[0], greatest[1]), lane, shared.exchange);
     scale[0] = scale[1] = Scale(all);
   }
+  if (unit.block.position == 0 && (threadIdx.x < kTokenLanes || p.group == Group::block)) scale[0].raise(p.headroom);
+  if (p.group == Group::block) scale[1] = scale[0];
   const std::int64_t at = unit.head * p.slots + unit.slot;
   if (unit.owned) {
     const std::uint32_t bytes[kLaneTokens] = {scale[0].byte(), scale[1].byte()};
@@ -78,7 +80,7 @@ __global__ __launch_bounds__(kUnitThreads, kResidentUnits) void plain_kernel(con
     const std::uint32_t own = __reduce_max_sync(kFullWarp, max(scale[0].prefix_byte(), scale[1].prefix_byte()));
     std::uint32_t before = 0;
     if (sticky) {
-      before = guess_before<D>(lane, own, guess, scratch, shared);
+      before = guess_before<D>(lane, own, scale[0].prefix_byte(), p.headroom, guess, scratch, shared);
       std::uint32_t prefix[kLaneTokens];
       prefix_in_group(lane, scale, before, own, prefix);
 #pragma unroll

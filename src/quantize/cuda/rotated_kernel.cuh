@@ -75,7 +75,7 @@ __device__ __forceinline__ std::uint32_t row_prefix(const QuantiseParams& p, con
   const std::uint32_t second = __reduce_max_sync(kFullWarp, half == 0 ? 0u : byte);
   std::uint32_t up_to = byte, before = 0;
   if (p.prefix == Prefix::sticky) {
-    before = guess.before(max(first, second), scratch);
+    before = guess.before(max(first, second), byte, p.headroom, scratch);
     if (max(first, second) > before) {
 #pragma unroll
       for (int distance = 1; distance < 32; distance *= 2) {
@@ -115,6 +115,7 @@ __device__ __forceinline__ void quantise_unit(const OperandSet& set, const RowUn
                             : p.group == Group::block ? __reduce_max_sync(kFullWarp, own)
                                                       : *p.scratch;
   Scale scale(all >= kNonFinite ? all : __float_as_uint(numerics::mul(__uint_as_float(all), numerics::rotation_norm(D))));
+  if (unit.block.position == 0 && (lane == 0 || p.group == Group::block)) scale.raise(p.headroom);
   const std::int64_t at = unit.head * p.slots + unit.block.slot;
   const bool owned = unit.owned(half);
   if (owned) p.exponents[at + lane] = static_cast<std::uint8_t>(scale.byte());

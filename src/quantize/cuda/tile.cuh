@@ -111,6 +111,10 @@ struct Scale {
     exponent = flagged ? 0 : numerics::ceil_exponent<numerics::kE4M3>(__uint_as_float(magnitude));
   }
   __device__ Scale(bool is_flagged, int known_exponent) : flagged(is_flagged), exponent(known_exponent) {}
+  /// The first group of a document whose exponents are sticky.
+  __device__ void raise(int headroom) {
+    if (!flagged) exponent = static_cast<int>(numerics::with_headroom(static_cast<std::uint32_t>(exponent + 127), headroom)) - 127;
+  }
   /// What the group adds to a prefix maximum.
   __device__ std::uint32_t prefix_byte() const { return flagged ? 0u : static_cast<std::uint32_t>(exponent + 127); }
   __device__ std::uint32_t byte() const { return flagged ? numerics::kFlagged : static_cast<std::uint32_t>(exponent + 127); }

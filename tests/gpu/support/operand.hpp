@@ -151,12 +151,13 @@ inline DeviceImage device_image(const quantize::QuantisedTensor& host, const sch
 }
 
 /// The recipe-level form that the GPU's options stand for.
-inline Quantisation form_of(quantize::gpu::Group group, bool sticky) {
+inline Quantisation form_of(quantize::gpu::Group group, bool sticky, int headroom = 0) {
   Quantisation form;
   form.element = Element::e4m3;
   form.scale = ScaleType::ue8m0;
   form.rule = ScaleRule::ceil;
   form.sticky = sticky;
+  form.headroom = static_cast<std::int8_t>(headroom);
   form.group.kind = group == quantize::gpu::Group::tensor ? Group::Kind::tensor : Group::Kind::blocks;
   form.group.rows = group == quantize::gpu::Group::token ? 1 : group == quantize::gpu::Group::block ? sm90::kBlock : 0;
   return form;

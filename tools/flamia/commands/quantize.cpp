@@ -64,7 +64,10 @@ std::string granularity_text(const Quantisation& form) {
     case Group::Kind::blocks:
       break;
   }
-  const std::string sticky = form.sticky ? ", sticky over the document" : "";
+  const std::string sticky = !form.sticky ? ""
+                             : form.headroom == 0
+                                 ? ", sticky over the document"
+                                 : fmt::format(", sticky over the document from {} binades above the first", form.headroom);
   const std::string rows = group.rows == 0 ? "document" : std::to_string(group.rows);
   if (group.columns == 0) return (group.rows == 1 ? "per token" : "blocks of " + rows + " tokens x all channels") + sticky;
   if (group.rows == 1) return fmt::format("1x{} along the channels", group.columns) + sticky;

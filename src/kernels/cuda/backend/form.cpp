@@ -7,7 +7,7 @@ namespace {
 OperandForm operand_form(const OperandPolicy& policy) {
   const Quantisation& form = policy.second;  // the first differs where it is NVFP4
   if (form.group.kind == Group::Kind::tensor) return {quantize::gpu::Group::tensor, false};
-  return {form.group.rows == 1 ? quantize::gpu::Group::token : quantize::gpu::Group::block, form.sticky};
+  return {form.group.rows == 1 ? quantize::gpu::Group::token : quantize::gpu::Group::block, form.sticky, form.headroom};
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ namespace flamia::cuda {
 struct OperandForm {
   quantize::gpu::Group group = quantize::gpu::Group::block;
   bool sticky = false;
+  int headroom = 0;
 };
 
 struct HopperForm {

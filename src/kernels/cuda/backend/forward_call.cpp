@@ -53,6 +53,7 @@ quantize::gpu::QuantiseParams ForwardCall::quantised_operand(const TensorView& i
   params.rotate = rotate;
   params.group = form.group;
   params.prefix = prefix_of(form, memory.prefix_exponents != nullptr);
+  params.headroom = form.headroom;
   params.rows = memory.rows;
   params.transposed = memory.transposed;
   params.order = sm90::TokenOrder::pi;
