@@ -135,13 +135,14 @@ TEST_P(ForwardCodes, AreThoseOfTheCpu) {
 
 /// One recipe at a time: the CPU's side, with the tensor core's accumulator, takes its time.
 INSTANTIATE_TEST_SUITE_P(Recipes, ForwardCodes,
-                         testing::Values("mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 ref=phase32", "mxfp8-exact ref=phase32"));
+                         testing::Values("mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 ref=phase32", "mxfp8-exact headroom=0",
+                                         "mxfp8-exact headroom=0 ref=phase32"));
 
 class ForwardCodesOfNvfp4 : public GpuTest {};
 
 /// Scores in FP16: an accumulator of nearly FP32.
 TEST_F(ForwardCodesOfNvfp4, AreThoseOfTheCpu) {
-  for (const char* name : {"nvfp4", "nvfp4-exact", "nvfp4-exact ref=phase32"})
+  for (const char* name : {"nvfp4", "nvfp4-exact", "nvfp4-exact headroom=0 ref=phase32"})
     for (const bool causal : {true, false}) expect_codes(name, name, {}, causal);
 }
 

@@ -26,7 +26,7 @@ struct Named {
   const char* name;
   Promise promise;
 };
-constexpr Named kRecipes[] = {{"mxfp8-exact", Promise::exact},         {"mxfp8-exact dq=f32", Promise::exact},
+constexpr Named kRecipes[] = {{"mxfp8-exact", Promise::exact},         {"mxfp8-exact headroom=0 dq=f32", Promise::exact},
                               {"mxfp8-exact ds=e4m3", Promise::exact}, {"mxfp8", Promise::block},
                               {"mxfp8 ds=e4m3", Promise::block},       {"fp8-tensor", Promise::none},
                               {"nvfp4-exact", Promise::exact},         {"nvfp4", Promise::block}};

@@ -38,9 +38,9 @@ const std::vector<Shape>& shapes() {
 TEST_F(GpuGradients, AgreeWithTheCpu) {
   GradientErrors worst{0, 0, 0};
   int n = 0;
-  for (const char* name :
-       {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 sticky=on", "mxfp8-exact dq=f32", "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3",
-        "mxfp8 ds=e4m3 dq=f32", "fp8-tensor ds=bf16", "mxfp8-exact ref=phase32", "nvfp4", "nvfp4-exact", "nvfp4-exact dq=f32"})
+  for (const char* name : {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 sticky=on", "mxfp8-exact headroom=0 dq=f32",
+                           "mxfp8 ds=e4m3", "mxfp8-exact headroom=0 ds=e4m3", "mxfp8 ds=e4m3 dq=f32", "fp8-tensor ds=bf16",
+                           "mxfp8-exact ref=phase32", "nvfp4", "nvfp4-exact", "nvfp4-exact headroom=0 dq=f32"})
     for (const Shape& shape : shapes()) {
       const Input in = normal_input(shape, fresh_seed() + static_cast<std::uint32_t>(n));
       const Result cpu = cpu_training(in, name);
@@ -61,7 +61,7 @@ TEST_F(GpuGradients, AgreeWithTheCpu) {
 TEST_F(GpuGradients, AgreeWithTheCpuOfTheSameAccumulator) {
   GradientErrors worst{0, 0, 0};
   for (const char* name :
-       {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3", "mxfp8-exact ref=phase32"}) {
+       {"mxfp8", "mxfp8-exact", "fp8-tensor", "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3", "mxfp8-exact headroom=0 ref=phase32"}) {
     const Input in = normal_input({{200, 131}, 2, 1, 128, {true, -1, -1}, 0}, fresh_seed());
     const TrainingOptions options{true, DType::f32};
     expect_below(gradient_errors(gpu_training(in, recipe(name), options), cpu_training(in, std::string(name) + " acc=hopper13")),
@@ -106,8 +106,8 @@ TEST_F(GpuGradients, FuzzedPackings) {
     }
     const Input in = normal_input(shape, static_cast<std::uint32_t>(random()));
     if (in.problem.tokens == 0) continue;
-    const char* const name =
-        std::array{"mxfp8", "mxfp8-exact", "mxfp8 ds=e4m3", "mxfp8-exact ds=e4m3", "nvfp4", "nvfp4-exact"}[i % 6];
+    const char* const name = std::array{"mxfp8", "mxfp8-exact", "mxfp8 ds=e4m3",          "mxfp8-exact headroom=0 ds=e4m3",
+                                        "nvfp4", "nvfp4-exact", "mxfp8-exact headroom=0", "nvfp4-exact headroom=0"}[i % 8];
     SCOPED_TRACE("packing " + std::to_string(i) + " " + name + ", " + std::to_string(in.problem.tokens) + " tokens, window " +
                  std::to_string(shape.mask.left) + "," + std::to_string(shape.mask.right));
     const TrainingOptions options{random() % 2 == 0, random() % 2 == 0 ? DType::f32 : DType::bf16};

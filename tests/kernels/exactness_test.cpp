@@ -77,9 +77,9 @@ Input packed(std::uint32_t seed, Mask mask = {}, int group = 1) {
 TEST(Exactness, ExactRecipesChangeNoBit) {
   const std::uint32_t seed = fresh_seed() + 20;
   for (const char* text :
-       {"mxfp8-exact", "mxfp8-exact ref=phase32", "mxfp8-exact ds=row32", "mxfp8-exact dk=64x32", "mxfp8-exact ds=e4m3",
-        "mxfp8-exact ds=e4m3 dq=f32", "mxfp8-exact dq=f32", "mxfp8-exact sticky=off", "nvfp4-exact", "nvfp4-exact ds=e4m3",
-        "sage3-exact", "bf16", "mxfp8-exact d=scores", "nvfp4-exact ds=e4m3 d=scores", "bf16 d=scores"}) {
+       {"mxfp8-exact", "mxfp8-exact headroom=0 ref=phase32", "mxfp8-exact headroom=4 ds=row32", "mxfp8-exact dk=64x32",
+        "mxfp8-exact ds=e4m3", "mxfp8-exact ds=e4m3 dq=f32", "mxfp8-exact dq=f32", "mxfp8-exact sticky=off", "nvfp4-exact",
+        "nvfp4-exact ds=e4m3", "sage3-exact", "bf16", "mxfp8-exact d=scores", "nvfp4-exact ds=e4m3 d=scores", "bf16 d=scores"}) {
     const Undisturbed with(packed(seed), text);
     for (const std::int64_t cut : {70, 200})
       for (const float factor : kFactors) {

@@ -76,8 +76,9 @@ __host__ __device__ constexpr bool is_nvfp4(Scales scales) { return scales == Sc
 struct Data {
   std::uint64_t seed = 1;
   float query_gain = 1, value_mean = 0, value_gain = 1;
-  bool sink = false;      // the first key of a document attracts every query
-  bool uneven = false;    // token-dependent magnitudes, so that exponents differ
+  int headroom = 0;     // of sticky exponents per token; with 0 a document's first tile has several (what check wants), with 2 one
+  bool sink = false;    // the first key of a document attracts every query
+  bool uneven = false;  // token-dependent magnitudes, so that exponents differ
   int amplify_from = -1;  // tokens of amplify_document at or after this position are multiplied by `amplify`
   int amplify_document = 0;
   float amplify = 1;
@@ -154,7 +155,7 @@ __global__ void token_exponents(Packed p, Data data, std::uint8_t* exponents) {
 }
 
 /// Groups: blocks of 32 (flagged as a whole), prefix maximum (sticky), or one constant for everything.
-__global__ void group_exponents(Packed p, Scales scales, std::uint8_t* exponents) {
+__global__ void group_exponents(Packed p, Scales scales, int headroom, std::uint8_t* exponents) {
   const int unit = blockIdx.x * blockDim.x + threadIdx.x;
   if (unit >= p.document_count * p.heads) return;
   const Document doc = p.documents[unit % p.document_count];
@@ -174,7 +175,8 @@ __global__ void group_exponents(Packed p, Scales scales, std::uint8_t* exponents
     int top = 0;
     for (int i = 0; i < doc.length; ++i) {
       if (e[i] == 255) continue;
-      top = max(top, static_cast<int>(e[i]));
+      const bool raised = i == 0 && e[i] > 0 && (scales == Scales::token || scales == Scales::nvfp4);
+      top = max(top, e[i] + (raised ? headroom : 0));
       e[i] = top;
     }
   }
@@ -301,7 +303,7 @@ struct Problem {
       exponents[operand].fill(0);
       const dim3 grid(std::max<int>(1, 2048 / p.document_count), p.document_count);
       token_exponents<<<grid, 256>>>(p, data, exponents[operand].data);
-      group_exponents<<<(p.document_count * heads + 63) / 64, 64>>>(p, scales, exponents[operand].data);
+      group_exponents<<<(p.document_count * heads + 63) / 64, 64>>>(p, scales, data.headroom, exponents[operand].data);
       if (is_nvfp4(scales) && operand != 2)
         encode_nvfp4<<<grid, 256>>>(p, data, codes[operand].data);
       else

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Times the Hopper forward kernel on the nine workloads. Usage: time [causal|full|both] [tilesum] [peaked] [d64] [burst]
-// [sustain MS] [group HEADS] [only WORKLOAD] [tensor|block|sticky|token|nvfp4|nvfp4b] [exp2s]
+// [sustain MS] [group HEADS] [only WORKLOAD] [headroom BINADES] [tensor|block|sticky|token|nvfp4|nvfp4b] [exp2s]
 //
 // exp2s: CSV instead, P by exp2 and by the two lines in turn (inference), tilesum.
 #include <dlfcn.h>
@@ -143,6 +143,7 @@ int main(int argc, char** argv) {
   ForwardConfig config;
   Data data;
   data.seed = 5;
+  data.headroom = 2;  // of mxfp8-exact and nvfp4-exact
   std::string only, kind;
   double sustain = 300;
   int heads_per_group = 0;
@@ -157,6 +158,7 @@ int main(int argc, char** argv) {
     if (a == "d64") config.head_dim = 64;
     if (a == "group" && i + 1 < argc) heads_per_group = std::atoi(argv[++i]);
     if (a == "sustain" && i + 1 < argc) sustain = std::atof(argv[++i]);
+    if (a == "headroom" && i + 1 < argc) data.headroom = std::atoi(argv[++i]);
     if (a == "only" && i + 1 < argc) only = argv[++i];
     if (a == "tensor" || a == "block" || a == "sticky" || a == "token" || a == "nvfp4" || a == "nvfp4b") kind = a;
   }
