@@ -24,12 +24,11 @@ struct Config {
   // Per token P keeps the fold that its codes take, and dP has the unit of the 128-query tile. Codes are recorded without it.
   static constexpr bool kFolded = Record::kPerToken && !kRecordCodes;
   // Steps without masks have a loop of their own, straight code with one jump back. Elsewhere it would spill registers of the sums.
-  static constexpr bool kStraightLoop =
-      kQueryGradients && kPartials == PartialFormat::f16 && kScaleGroup != ScaleGroup::nvfp4 && !kRecordCodes;
+  static constexpr bool kStraightLoop = kQueryGradients && kPartials == PartialFormat::f16 && !kRecordCodes;
   // Per token it is that of the steps whose keys all have the document's common exponent, too: no slope is multiplied in. A third loop would spill.
-  static constexpr bool kLevelLoop = kStraightLoop && Record::kPerToken;
-  // A step asks for the late operands of the next one while it has time; faster per token only.
-  static constexpr bool kAsksAhead = kStraightLoop && Record::kPerToken;
+  static constexpr bool kLevelLoop = kStraightLoop && kScaleGroup == ScaleGroup::token;
+  // A step asks for the late operands of the next one while it has time; faster per token only, and not beside scores in FP16.
+  static constexpr bool kAsksAhead = kLevelLoop;
 
   // Roles: two consumer warpgroups own 64 keys each (their dK and dV stay in registers) and half the channels of dQ; three
   // threads of the third move all data.
@@ -49,6 +48,8 @@ struct Config {
   static constexpr int kLateStages = 2;
   // K in BF16 is made of the scores' codes, but for scores in FP16: then of E4M3 codes in memory, and K of the scores is made of NVFP4 codes.
   static constexpr bool kKeysFromMemory = kQueryGradients && kScoreBytes<kScaleGroup> == 2;
+  // Values in FP16 have no exponents beside them: rows have one factor, keys none, and the NaN of a flagged key is in its values.
+  static constexpr bool kOneFactor = kKeysFromMemory;
   static constexpr int kWorkSlots = 4;  // items under way or fetched
   static constexpr int kSumSlots = 4;   // rows of dQ: one more than the late stages they come with, and a power of two
 

@@ -136,10 +136,11 @@ struct Consumer {
         references() = cut_references(raise, storage.tile_references[slot], of_tile, window(), key, info.query - in_tile);
       }
     }
+    const float factor = Config::kOneFactor ? numerics::mul(params.softmax_scale, kLog2E) : 0.0f;
     float4 rho[2], fold[2];  // a group ahead
     const auto load = [&](int u) {
       if constexpr (Record::kPerToken) {
-        rho[u % 2] = query_field<Record>(records, Record::kRho, u, place());
+        rho[u % 2] = Config::kOneFactor ? four_of(factor) : query_field<Record>(records, Record::kRho, u, place());
         fold[u % 2] = query_field<Record>(records, Record::kFold, u, place());
       } else {
         rho[u % 2] = four_of(blocks.rho[u / 2]);
@@ -150,8 +151,8 @@ struct Consumer {
 #pragma unroll
     for (int u = 0; u < 4; ++u) {
       if (u < 3) load(u + 1);
-      make_probabilities<!kPlain, Config::kFolded, kLevel>(step.x, step.codes, u, slope, rho[u % 2], fold[u % 2], bias.of[u],
-                                                           visible, raise);
+      make_probabilities<!kPlain, Config::kFolded, kLevel || Config::kOneFactor>(step.x, step.codes, u, slope, rho[u % 2],
+                                                                                 fold[u % 2], bias.of[u], visible, raise);
     }
     if constexpr (Config::kRecordCodes) {
       const StepInfo info = storage.info[slot];

@@ -11,7 +11,6 @@ namespace {
 
 using namespace backward;
 
-constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kGreatestOffset = 0x1p110f;
 
 /// A power of two that the rows of a document carry for its keys, whose slopes are without it: sticky exponents are then 0 in nearly all tiles of 128
@@ -102,7 +101,8 @@ __global__ void __launch_bounds__(kScanThreads)
 }  // namespace
 
 cudaError_t launch_prepare(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream) {
-  constexpr int blocks_per_multiprocessor = 8;  // half of the threads: the next grid runs beside this one
+  // Half of the threads where Q's values are made beside this one.
+  const int blocks_per_multiprocessor = config.scale_group == ScaleGroup::nvfp4 && !config.deterministic ? 16 : 8;
   const int blocks = multiprocessors * blocks_per_multiprocessor;
   const bool scaled_partials = config.partials == PartialFormat::f16;
   if (config.scale_group == ScaleGroup::block)

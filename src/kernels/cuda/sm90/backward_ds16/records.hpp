@@ -28,6 +28,8 @@ inline constexpr float kGreatestFactor = 0x1p100f;
 /// The power of two that FP16 partial sums of dQ carry is held within these, so that it is a normal number and so is its inverse.
 inline constexpr int kGreatestUnit = 126;
 
+inline constexpr float kLog2E = 1.4426950408889634f;
+
 /// Bytes of an element of Q and K as the scores take them in. NVFP4: code times scale in FP16, exact, so those of a token have no exponent.
 template <ScaleGroup kScaleGroup>
 inline constexpr int kScoreBytes = kScaleGroup == ScaleGroup::nvfp4 ? 2 : 1;
