@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // NVFP4 beside E4M3 in one launch of the GPU quantiser: codes, scales, FP16 values and exponents against the host quantiser, every bit; the
 // E4M3 codes and exponents as without NVFP4.
+#include "quantize/cuda/dequantise.hpp"
 #include "quantize/cuda/expand_nvfp4.hpp"
 #include "support/operand.hpp"
 
@@ -19,6 +20,7 @@ struct Case {
   Group group = Group::block;
   Prefix prefix = Prefix::none;
   bool codes = true;  // E4M3, and NVFP4's own
+  bool values() const { return codes && prefix != Prefix::sticky; }
 };
 
 QuantiseParams params_of(const Case& c) {
@@ -37,11 +39,13 @@ struct OnDevice : DeviceOperand {
   OnDevice(const Case& c, const Packing& packing, const std::vector<std::uint16_t>& data)
       : DeviceOperand(params_of(c), packing, data),
         rows(c.heads * slots * c.dim),
+        rows16(c.heads * slots * c.dim),
         halves(c.heads * slots * c.dim),
         nvfp4_exponents(c.heads * slots),
         codes(c.heads * slots * c.dim / 2),
         scales(c.heads * slots * c.dim / 16) {
     params.rows = c.codes ? rows.get() : nullptr;
+    params.rows16 = c.values() ? rows16.get() : nullptr;
     params.nvfp4 = {halves.get(), nvfp4_exponents.get(), c.codes ? codes.get() : nullptr, c.codes ? scales.get() : nullptr};
   }
   Status run() {
@@ -65,8 +69,21 @@ struct OnDevice : DeviceOperand {
     cuda_ok(cudaDeviceSynchronize());
     return made.download();
   }
+  /// Values in BF16, from the E4M3 codes and exponents.
+  std::vector<std::uint16_t> dequantise(const Case& c) const {
+    DeviceBuffer<std::uint16_t> made(c.heads * slots * c.dim);
+    quantize::gpu::DequantiseParams p;
+    p.operands[0] = {rows.get(), params.exponents, made.get(), c.heads};
+    p.head_dim = c.dim;
+    p.slots = slots;
+    p.used_slots = &view.totals->slots;
+    const Status status = quantize::gpu::launch_dequantise(p, nullptr);
+    EXPECT_TRUE(status.ok()) << status.message();
+    cuda_ok(cudaDeviceSynchronize());
+    return made.download();
+  }
   DeviceBuffer<std::uint8_t> rows;
-  DeviceBuffer<std::uint16_t> halves;
+  DeviceBuffer<std::uint16_t> rows16, halves;
   DeviceBuffer<std::uint8_t> nvfp4_exponents, codes, scales;
 };
 
@@ -146,9 +163,20 @@ void check(const Case& c, const Packing& packing, Random& random) {
 
   OnDevice plain(c, packing, data);
   plain.params.nvfp4 = {};
+  plain.params.rows16 = nullptr;
   ASSERT_TRUE(plain.run().ok());
   EXPECT_EQ(first_difference(device.rows.download(), plain.rows.download()), -1);
   EXPECT_EQ(first_difference(device.exponents.download(), plain.exponents.download()), -1);
+  if (c.values()) {
+    const std::vector<std::uint16_t> values = device.rows16.download(), expected = plain.dequantise(c);
+    std::int64_t used = 0, different = 0;
+    for (std::size_t d = 1; d < packing.cu_seqlens.size(); ++d)
+      used += (packing.cu_seqlens[d] - packing.cu_seqlens[d - 1] + sm90::kSlotAlign - 1) / sm90::kSlotAlign * sm90::kSlotAlign;
+    for (std::int64_t head = 0; head < c.heads; ++head)
+      for (std::int64_t i = head * device.slots * c.dim; i < (head * device.slots + used) * c.dim; ++i)
+        different += values[static_cast<std::size_t>(i)] != expected[static_cast<std::size_t>(i)];
+    EXPECT_EQ(different, 0);
+  }
 
   if (packing.tokens < 60) return;
   for (std::size_t i = 0; i < data.size(); i += 5) data[i] ^= 0x8000;  // control
@@ -191,6 +219,8 @@ TEST_F(QuantiseNvfp4, RefusesWhatItCannotDo) {
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.group = Group::tensor; }));
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.transposed = p.rows, p.rows = nullptr; }));
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.nvfp4.exponents = nullptr; }));
+  EXPECT_TRUE(refused([](QuantiseParams& p) { p.nvfp4 = {}; }));
+  EXPECT_TRUE(refused([](QuantiseParams& p) { p.prefix = Prefix::sticky; }));
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.nvfp4.scales = nullptr; }));
   EXPECT_TRUE(refused([](QuantiseParams& p) { p.nvfp4.halves += 1; }));
   EXPECT_TRUE(device.run().ok());

@@ -18,11 +18,11 @@ inline constexpr int kScaleChannels = 16;
 inline constexpr std::uint32_t kOne = 0x3c003c00, kSix = 0x46004600;  // FP16, twice
 inline constexpr std::uint32_t kSigns = 0x80008000;
 
-/// Nearest magnitudes of E2M1, ties to even, of two FP16 numbers in 0 ... 6: the addition of 768 = 2^9 * 1.5 times the power of two below a
-/// number (at least 1) leaves one bit of mantissa.
+/// Nearest numbers of E2M1, ties to even, of two FP16 numbers in -7 ... 7, but for the sign of zero: the addition of 768 = 2^9 * 1.5 times the power of
+/// two below a magnitude (at least 1) leaves one bit of mantissa.
 __device__ __forceinline__ std::uint32_t round_e2m1x2(std::uint32_t pair) {
   constexpr std::uint32_t k768 = 0x62006200, kMinus768 = 0xe200e200;
-  const std::uint32_t power = ptx::max_f16x2(pair, kOne) & 0x7c007c00u;
+  const std::uint32_t power = ptx::max_f16x2(pair & 0x7c007c00u, kOne);
   return ptx::fma_f16x2(power, kMinus768, ptx::fma_f16x2(power, k768, pair));
 }
 /// x / 6, rounded to nearest: equal to the division for every x that does not make a scale of zero.
@@ -33,12 +33,13 @@ __device__ __forceinline__ float sixth(float x) {
 }
 /// One of the two scales of 16 channels, and what it makes of them.
 struct RowCandidate {
-  std::uint32_t rounded[8];  // magnitudes of E2M1, FP16
-  float error;               // in units of the scale squared (encode.hpp)
+  std::uint32_t rounded[8];   // E2M1, FP16: by amax / 6 magnitudes, by amax / 4 numbers but for the sign of zero
+  std::uint32_t quotient[8];  // of the values, or their magnitudes, and the scale
+  float error;                // in units of the scale squared (encode.hpp)
 };
 
-/// y: the inverse of the scale. `kClamped`: quotients may lie above 6.
-template <bool kClamped>
+/// y: the inverse of the scale. By amax / 6 quotients may lie above 6, and are clamped.
+template <bool kBySix>
 __device__ __forceinline__ RowCandidate round_group(const float* value, float y) {
   RowCandidate candidate;
   float octet[2];
@@ -47,9 +48,10 @@ __device__ __forceinline__ RowCandidate round_group(const float* value, float y)
     std::uint32_t sums = 0;
 #pragma unroll
     for (int p = 4 * o; p < 4 * o + 4; ++p) {
-      const std::uint32_t quotients =
-          ptx::pack_f16x2(numerics::mul(fabsf(value[2 * p]), y), numerics::mul(fabsf(value[2 * p + 1]), y));
-      candidate.rounded[p] = round_e2m1x2(kClamped ? ptx::min_f16x2(quotients, kSix) : quotients);
+      const auto quotient = [&](float v) { return numerics::mul(kBySix ? fabsf(v) : v, y); };
+      const std::uint32_t quotients = ptx::pack_f16x2(quotient(value[2 * p]), quotient(value[2 * p + 1]));
+      candidate.quotient[p] = quotients;
+      candidate.rounded[p] = round_e2m1x2(kBySix ? ptx::min_f16x2(quotients, kSix) : quotients);
       const std::uint32_t off = ptx::subtract_f16x2(quotients, candidate.rounded[p]);
       sums = ptx::fma_f16x2(off, off, sums);
     }
@@ -97,7 +99,8 @@ __device__ __forceinline__ Nvfp4Group encode_group(const float* value, float ama
   // Quotients by amax / 4 stay below 7, so none becomes more than 6, but where the scale is E4M3's greatest: there both scales are the same.
   const RowCandidate by_four = round_group<false>(value, four == 0.f ? 0.f : nearest_inverse(four));  // then every code is 0
   const float six_error = numerics::mul(numerics::mul(six, six), by_six.error);
-  const bool smaller = (six == 0.f) | ((four != six) & (numerics::mul(numerics::mul(four, four), by_four.error) < six_error));
+  const bool smaller =
+      !flagged & ((six == 0.f) | ((four != six) & (numerics::mul(numerics::mul(four, four), by_four.error) < six_error)));
 
   Nvfp4Group out{};
   out.scale = flagged ? kFlaggedScale : smaller ? scales >> 8 : scales & 0xff;
@@ -106,8 +109,8 @@ __device__ __forceinline__ Nvfp4Group encode_group(const float* value, float ama
   std::uint32_t rounded[8];
 #pragma unroll
   for (int p = 0; p < 8; ++p) {
-    const std::uint32_t sign = __byte_perm(__float_as_uint(value[2 * p]), __float_as_uint(value[2 * p + 1]), 0x7632) & signs;
-    rounded[p] = (smaller ? by_four.rounded[p] : by_six.rounded[p]) | sign;  // never NaN: that becomes 6
+    // never NaN: that becomes 6
+    rounded[p] = ((smaller ? by_four.rounded[p] : by_six.rounded[p]) & ~signs) | (by_four.quotient[p] & signs);
     out.half[p] = ptx::multiply_f16x2(rounded[p], factor);
   }
   if (codes_wanted) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Q and K with NVFP4 beside E4M3. A thread block of two warps works on 32 tokens of one head at a time, a lane of each warp on a token: one warp
-// has its even groups of 16 channels, the other its odd ones, so that values fit 128 registers and four warps a scheduler hide each other's
-// latencies. What comes before the stage of the butterfly that tells them apart, h = 16, both warps do.
+// Q and K with NVFP4 beside E4M3. A thread block of two warps works on 32 tokens of one head at a time, a lane of each warp on half of a token's
+// channels, so that values fit 128 registers and four warps a scheduler hide each other's latencies.
 #pragma once
+#include "kernels/cuda/sm90/values16.cuh"
 #include "quantize/cuda/nvfp4.cuh"
 #include "quantize/cuda/rotated_kernel.cuh"
 
@@ -23,36 +23,37 @@ struct PairShared {
   alignas(16) std::uint8_t scales[kRowTokens][D / kScaleChannels];
 };
 
-/// The lane's share of its row, rotated but for the norm, with numerics::rotate's bits: the warp's groups of 16 channels one after the other.
+/// Sign bits, of two elements a word, in which the channels of the second warp's share of a row differ from those of the first one's.
+template <int D>
+constexpr std::uint32_t differing_signs(int channel) {
+  const auto differs = [&](int c) { return numerics::rotation_sign(c) != numerics::rotation_sign(c ^ (D / 2 | D / 4)); };
+  return (differs(channel) ? 0x8000u : 0u) | (differs(channel + 1) ? 0x80000000u : 0u);
+}
+
+/// The warp's groups of the lane's row, rotated but for the norm, with numerics::rotate's bits: the first and the third quarter of the channels, or the
+/// second and the fourth. Until the last stage of the butterfly a warp works on a half of the row, the second one on its upper half with the quarters
+/// exchanged, so that both keep their first quarter and trade the other one, in the rows' place. All of the thread block.
 template <class Element, int D>
-__device__ __forceinline__ void rotate_half_row(const Rows<D>& rows, int warp, float (&x)[D / 2]) {
+__device__ __forceinline__ void rotate_half_row(Rows<D>& rows, int warp, float (&x)[D / 2]) {
+  constexpr int kQuarter = D / 4, kPieces = kQuarter / 4;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const std::uint8_t* const row = rows.bytes + lane * 2 * D;
+  const int first = (warp == 0 ? 0 : D / 16 | D / 32) ^ lane % 8;
+  const std::uint32_t second_warp = warp == 0 ? 0u : ~0u;
   const float sign = warp == 0 ? 1.f : -1.f;
 #pragma unroll
-  for (int l = 0; l < D / 32; ++l) {
-    float v[32];
+  for (int o = 0; o < D / 16; ++o) {
+    uint4 words = *reinterpret_cast<const uint4*>(row + 16 * (first ^ o));
+    constexpr auto differ = differing_signs<D>;
+    words.x ^= differ(8 * o) & second_warp, words.y ^= differ(8 * o + 2) & second_warp;
+    words.z ^= differ(8 * o + 4) & second_warp, words.w ^= differ(8 * o + 6) & second_warp;
+    float octet[8];
+    unpack_octet<Element>(words, octet);
 #pragma unroll
-    for (int o = 0; o < 4; ++o) {
-      float octet[8];
-      unpack_octet<Element>(*reinterpret_cast<const uint4*>(row + 16 * (4 * l + o ^ lane % 8)), octet);
-#pragma unroll
-      for (int c = 0; c < 8; ++c) v[8 * o + c] = numerics::rotation_sign(32 * l + 8 * o + c) != 0 ? -octet[c] : octet[c];
-    }
-#pragma unroll
-    for (int h = 1; h < 16; h *= 2)
-#pragma unroll
-      for (int c = 0; c < 32; ++c)
-        if ((c & h) == 0) {
-          const float a = v[c], b = v[c + h];
-          v[c] = numerics::add(a, b);
-          v[c + h] = numerics::add(a, -b);
-        }
-#pragma unroll
-    for (int c = 0; c < 16; ++c) x[16 * l + c] = numerics::fma(sign, v[16 + c], v[c]);  // the sum or the difference
+    for (int c = 0; c < 8; ++c) x[8 * o + c] = numerics::rotation_sign(8 * o + c) != 0 ? -octet[c] : octet[c];
   }
 #pragma unroll
-  for (int h = 16; h < D / 2; h *= 2)
+  for (int h = 1; h < kQuarter; h *= 2)
 #pragma unroll
     for (int c = 0; c < D / 2; ++c)
       if ((c & h) == 0) {
@@ -60,6 +61,36 @@ __device__ __forceinline__ void rotate_half_row(const Rows<D>& rows, int warp, f
         x[c] = numerics::add(a, b);
         x[c + h] = numerics::add(a, -b);
       }
+#pragma unroll
+  for (int c = 0; c < kQuarter; ++c) {  // of the second warp x[c] is the upper one, which takes the difference
+    const float kept = x[c], given = x[c + kQuarter];
+    x[c] = numerics::fma(sign, kept, given);
+    x[c + kQuarter] = numerics::fma(-sign, given, kept);
+  }
+  auto* const stage = reinterpret_cast<float4*>(rows.bytes) + lane;
+  __syncthreads();  // the rows have been read
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i)
+    stage[(warp * kPieces + i) * 32] =
+        make_float4(x[kQuarter + 4 * i], x[kQuarter + 4 * i + 1], x[kQuarter + 4 * i + 2], x[kQuarter + 4 * i + 3]);
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    const float4 four = stage[((warp ^ 1) * kPieces + i) * 32];
+    const float got[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const float kept = x[4 * i + k];  // the second warp's is the subtrahend
+      x[4 * i + k] = numerics::add(kept, got[k]);
+      x[kQuarter + 4 * i + k] = numerics::fma(sign, kept, numerics::mul(-sign, got[k]));
+    }
+  }
+}
+/// Which of the row's groups of 16 channels is the warp's l-th.
+template <int D>
+__device__ __forceinline__ int group_of(int warp, int l) {
+  constexpr int kRun = D / 64;
+  return l / kRun * 2 * kRun + l % kRun + kRun * warp;
 }
 
 /// NVFP4 of the warp's groups, of which `greatest` are the greatest magnitudes before the norm. `block`: of the unit's first slot, counted
@@ -73,16 +104,16 @@ __device__ __forceinline__ void quantise_groups(const float (&x)[D / 2], const f
   const bool own = lane < kGroupTokens ? owned[0] : owned[1], codes_wanted = out.codes != nullptr;
   const std::int64_t slot = block + lane;
   if (own && warp == 0) out.exponents[slot] = static_cast<std::uint8_t>(flagged ? numerics::kFlagged : 127);
-  std::uint16_t* const halves = out.halves + (block + lane / 8 * 8) * D + lane % 8 * 8 + 128 * warp;
+  std::uint16_t* const halves = out.halves + (block + lane / 8 * 8) * D + lane % 8 * 8;
 #pragma unroll
   for (int l = 0; l < D / 32; ++l) {
     const Nvfp4Group group =
         encode_group(x + kScaleChannels * l, numerics::mul(greatest[l], numerics::rotation_norm(D)), flagged, codes_wanted);
-    auto* const at = reinterpret_cast<uint4*>(halves + 256 * l);  // an octet of eight slots: 64 elements
+    const int g = group_of<D>(warp, l);
+    auto* const at = reinterpret_cast<uint4*>(halves + 128 * g);  // an octet of eight slots: 64 elements
     if (own) at[0] = {group.half[0], group.half[1], group.half[2], group.half[3]};
     if (own) at[8] = {group.half[4], group.half[5], group.half[6], group.half[7]};
     if (!codes_wanted) continue;
-    const int g = 2 * l + warp;
     *reinterpret_cast<uint2*>(shared.codes + lane * Shared::kCodeStride + 8 * g) = {group.codes[0], group.codes[1]};
     shared.scales[lane][g] = static_cast<std::uint8_t>(group.scale);
   }
@@ -103,10 +134,40 @@ __device__ __forceinline__ void quantise_groups(const float (&x)[D / 2], const f
         reinterpret_cast<const std::uint32_t*>(shared.scales[lane])[w];
 }
 
+/// The E4M3 codes' values in BF16, 0 of a flagged token, as sm90::values16 makes them; they leave by way of the rows' place, whole lines at a time.
+/// `to`: of the unit's first slot. All of the thread block.
+template <int D>
+__device__ __forceinline__ void store_values(const float (&x)[D / 2], const Scale& scale, const bool (&owned)[2], Rows<D>& rows,
+                                             std::uint16_t* to) {
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const float factor = numerics::pow2(-scale.exponent), inverse = scale.flagged ? 0.f : numerics::pow2(scale.exponent);
+  const std::uint32_t kept = scale.flagged ? 0u : ~0u;
+  const bool may_overflow = __any_sync(kFullWarp, inverse >= sm90::kMayOverflow);
+  std::uint8_t* const row = rows.bytes + lane / 8 * (16 * D) + lane % 8 * 128;
+#pragma unroll
+  for (int octet = 0; octet < D / 16; ++octet) {
+    uint2 first = sm90::products16(encode_four(x, 8 * octet, factor) & kept, inverse);
+    uint2 second = sm90::products16(encode_four(x, 8 * octet + 4, factor) & kept, inverse);
+    if (may_overflow) {
+      first = {sm90::finite16(first.x), sm90::finite16(first.y)};
+      second = {sm90::finite16(second.x), sm90::finite16(second.y)};
+    }
+    const int place = 2 * group_of<D>(warp, octet / 2) + octet % 2;
+    *reinterpret_cast<uint4*>(row + place / 8 * 1024 + (place % 8 ^ lane % 8) * 16) = {first.x, first.y, second.x, second.y};
+  }
+  __syncthreads();
+  constexpr int kPieces = 2 * D * kGroupTokens / 16;  // of 16 slots
+#pragma unroll
+  for (int r = 0; r < 2 * kPieces / kPairThreads; ++r) {
+    const int i = kPairThreads * r + static_cast<int>(threadIdx.x);
+    if (i < kPieces ? owned[0] : owned[1]) reinterpret_cast<uint4*>(to)[i] = *reinterpret_cast<const uint4*>(rows.bytes + 16 * i);
+  }
+}
+
 /// The unit whose rows have come. All of the thread block, whose warps `meet` when the rows have been read.
 template <int D, class Element, class Meet>
-__device__ __forceinline__ void quantise_pair(const QuantiseParams& p, const RowUnit& unit, const Rows<D>& rows,
-                                              PairShared<D>& shared, Meet meet) {
+__device__ __forceinline__ void quantise_pair(const QuantiseParams& p, const RowUnit& unit, Rows<D>& rows, PairShared<D>& shared,
+                                              Meet meet) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32), half = lane / kGroupTokens;
   const PrefixScratch scratch(p.scratch, p.slots, p.heads);
   const bool sticky = p.prefix == Prefix::sticky;
@@ -142,21 +203,20 @@ __device__ __forceinline__ void quantise_pair(const QuantiseParams& p, const Row
   if (p.rows != nullptr && owned) {
     const float factor = numerics::pow2(-scale.exponent);
     const std::uint32_t kept = scale.flagged ? 0u : ~0u;
-    std::uint8_t* const slot =
-        p.rows + at * D + lane / 8 * 8 * D + lane % 8 * 16 + 128 * warp;  // a core matrix: 16 channels of eight slots
+    std::uint8_t* const slot = p.rows + at * D + lane / 8 * 8 * D + lane % 8 * 16;  // a core matrix: 16 channels of eight slots
 #pragma unroll
     for (int l = 0; l < D / 32; ++l) {
       const auto word = [&](int w) { return encode_four(x, 16 * l + 4 * w, factor) & kept; };
-      *reinterpret_cast<uint4*>(slot + 256 * l) = uint4{word(0), word(1), word(2), word(3)};
+      *reinterpret_cast<uint4*>(slot + 128 * group_of<D>(warp, l)) = uint4{word(0), word(1), word(2), word(3)};
     }
   }
+  if (p.rows16 != nullptr) store_values<D>(x, scale, {unit.owned(0), unit.owned(1)}, rows, p.rows16 + at * D);
   quantise_groups<D>(x, greatest, own >= kNonFinite, {unit.owned(0), unit.owned(1)}, at, p.nvfp4, shared);
 }
 
 template <int D, class Element>
 __global__ __launch_bounds__(kPairThreads, kPairBlocks) void nvfp4_kernel(const __grid_constant__ OperandSet set) {
   __shared__ PairShared<D> shared;
-  if (set.followed) ptx::let_next_grid_start();
   const unsigned units = static_cast<unsigned>(set.operand[0].block_capacity * set.heads);
   const auto unit_of = [&](unsigned n) {
     const UnitIndex place(set, shared.index[n % 4]);
@@ -183,7 +243,8 @@ __global__ __launch_bounds__(kPairThreads, kPairBlocks) void nvfp4_kernel(const 
   __syncthreads();
   fetch(0);
   fetch(1);
-  ptx::wait_for_previous_grid();  // the scratch is cleared
+  ptx::wait_for_previous_grid();                 // the scratch is cleared
+  if (set.followed) ptx::let_next_grid_start();  // not before: the next one may rely on it
   ptx::wait_for_copies<1>();
   __syncthreads();
   for (unsigned n = 0; shared.index[n % 4] < units; ++n) {

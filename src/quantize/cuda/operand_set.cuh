@@ -13,7 +13,8 @@ struct OperandSet {
   int heads = 0;                     // of all
   std::uint32_t* claimed = nullptr;  // units of this launch, zero before it
   bool followed =
-      false;  // by another kernel of the call, which waits for this one; whoever comes after the call may not start early
+      false;            // by another kernel of the call, which waits for this one; whoever comes after the call may not start early
+  bool beside = false;  // the kernel before this one lets it start when the scratch is clear, and is waited for at the end
   bool find_maximum = false;  // Group::tensor, first pass: *scratch = bits of the greatest magnitude, before the norm
 
   void add(const QuantiseParams& p) {

@@ -23,12 +23,16 @@ __global__ __launch_bounds__(256) void clear_kernel(uint4* words, std::int64_t c
 Status check(const QuantiseParams& p) {
   if (Status s = check_operand(p.input.dtype, p.heads, p.head_dim); !s.ok()) return s;
   if (Status s = check_rows("the quantiser's input", p.input); !s.ok()) return s;
-  if (p.exponents == nullptr || !aligned(p.rows, 16) || !aligned(p.transposed, 16) || !aligned(p.exponents, 16))
+  if (p.exponents == nullptr || !aligned(p.rows, 16) || !aligned(p.rows16, 16) || !aligned(p.transposed, 16) ||
+      !aligned(p.exponents, 16))
     return Status::invalid("outputs of the quantiser must be device memory aligned to 16 bytes; exponents may not be null");
   if (p.group == Group::tensor && p.prefix != Prefix::none)
     return Status::invalid("a prefix maximum of exponents needs groups of tokens, not one exponent for the tensor");
   if (p.headroom < 0 || p.headroom > numerics::kMostHeadroom || (p.headroom != 0 && p.prefix != Prefix::sticky))
     return Status::invalid("headroom = " + std::to_string(p.headroom) + "; sticky exponents have 0 to 4 binades, others none");
+  if (p.rows16 != nullptr && (p.nvfp4.halves == nullptr || p.prefix == Prefix::sticky))
+    return Status::unsupported(
+        "values in BF16 are made beside NVFP4 and not of sticky exponents: make them of the codes (dequantise.hpp)");
   if (p.nvfp4.halves != nullptr) {
     const Nvfp4Outputs& out = p.nvfp4;
     if (!p.rotate || p.group == Group::tensor || p.transposed != nullptr)
@@ -129,6 +133,7 @@ Status launch_quantise(std::span<const QuantiseParams> operands, cudaStream_t st
   add(select(all, [](const QuantiseParams& p) { return p.prefix != Prefix::none; }), enqueue_prefix);
   for (int i = 0; i < count; ++i) {
     steps[i].set.followed = i + 1 < count;
+    steps[i].set.beside = i > 0 && steps[i].enqueue == enqueue_plain && steps[i - 1].enqueue == enqueue_nvfp4;
     steps[i].enqueue(steps[i].set, chain);
   }
   return device_status(chain.error(), "quantise");

@@ -48,7 +48,9 @@ struct QuantiseParams {
   Prefix prefix = Prefix::none;  // not with Group::tensor
   int headroom = 0;              // Prefix::sticky: binades added to a document's first exponent, 0 to 4
 
-  std::uint8_t* rows = nullptr;        // `rows` layout; null: not wanted
+  std::uint8_t* rows = nullptr;  // `rows` layout; null: not wanted
+  std::uint16_t* rows16 =
+      nullptr;  // the codes' values in BF16 (as dequantise.hpp makes them), `rows16` layout; beside NVFP4, not with Prefix::sticky; null: not wanted
   std::uint8_t* transposed = nullptr;  // `transposed` layout; null: not wanted
   sm90::TokenOrder order = sm90::TokenOrder::pi;
   std::uint8_t* exponents = nullptr;  // UE8M0 bytes [heads][slots]; slots without a token: 0 or the block's byte

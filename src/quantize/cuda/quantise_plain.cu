@@ -50,7 +50,8 @@ __global__ __launch_bounds__(kUnitThreads, kResidentUnits) void plain_kernel(con
     load(static_cast<const std::uint16_t*>(p.input.data) +
              (unit.block.token + std::int64_t{kGroupTokens} * lane.warp) * p.input.token_stride + unit.head * p.input.head_stride,
          p.input.token_stride, unit.tokens, lane, raw);
-  ptx::wait_for_previous_grid();  // scratch is cleared
+  // The scratch is cleared; and whoever waits for this grid waits for the one before it too.
+  if (!set.beside || blockIdx.x == gridDim.x - 1) ptx::wait_for_previous_grid();
   if (!found) return;
   const PrefixScratch scratch(p.scratch, p.slots, p.heads);
   const bool sticky = p.prefix == Prefix::sticky;

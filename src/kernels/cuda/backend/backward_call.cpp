@@ -100,7 +100,7 @@ Status BackwardCall::quantise() const {
 
 Status BackwardCall::dequantise() const {
   quantize::gpu::DequantiseParams params;
-  params.operands[0] = {saved_.q.rows, saved_.q.exponents, memory_.query16, problem_.query_heads};
+  if (memory_.query16 != nullptr) params.operands[0] = {saved_.q.rows, saved_.q.exponents, memory_.query16, problem_.query_heads};
   if (memory_.key16 != nullptr) params.operands[1] = {saved_.k.rows, saved_.k.exponents, memory_.key16, problem_.key_heads};
   params.head_dim = problem_.head_dim;
   params.slots = slots_;
@@ -132,7 +132,7 @@ sm90::BackwardParams BackwardCall::params() const {
     return form_.nvfp4 ? reinterpret_cast<const std::uint8_t*>(values) : m.rows;
   };
   params.query_rows = scores(saved_.q, saved_.q.nvfp4.halves);
-  params.query_rows16 = memory_.query16;
+  params.query_rows16 = form_.nvfp4 ? saved_.q.rows16 : memory_.query16;
   params.query_transposed = saved_.q.transposed;
   params.key_rows = scores(saved_.k, memory_.key_scores);
   params.key_rows16 = memory_.key16;
@@ -183,7 +183,7 @@ Status BackwardCall::differentiate() const {
 Status BackwardCall::run(const sm90::BackwardParams& params, const sm90::BackwardConfig& config) const {
   const auto status = [](cudaError_t error) { return device_status(error, "backward kernels"); };
   if (Status s = status(sm90::launch_backward_prepare(params, config, stream_)); !s.ok()) return s;
-  if (form_.ds == sm90::DsFormat::bf16)
+  if (memory_.query16 != nullptr || memory_.key16 != nullptr)
     if (Status s = dequantise(); !s.ok()) return s;
   return status(sm90::launch_backward_prepared(params, config, stream_));
 }

@@ -55,6 +55,7 @@ quantize::gpu::QuantiseParams ForwardCall::quantised_operand(const TensorView& i
   params.prefix = prefix_of(form, memory.prefix_exponents != nullptr);
   params.headroom = form.headroom;
   params.rows = memory.rows;
+  params.rows16 = memory.rows16;
   params.transposed = memory.transposed;
   params.order = sm90::TokenOrder::pi;
   params.exponents = memory.exponents;

@@ -59,7 +59,7 @@ BackwardMemory backward_memory(const Problem& problem, const HopperForm& form, c
   memory.d_out.exponents = workspace.take<std::uint8_t>(query_slots);
   memory.d_prime = workspace.take<float>(query_slots);
   if (form.ds == sm90::DsFormat::bf16) {
-    memory.query16 = workspace.take<std::uint16_t>(query_slots * problem.head_dim);
+    if (!form.nvfp4) memory.query16 = workspace.take<std::uint16_t>(query_slots * problem.head_dim);
     if (options.deterministic) memory.key16 = workspace.take<std::uint16_t>(key_slots * problem.head_dim);
   }
   if (form.nvfp4 && options.deterministic) {
@@ -99,7 +99,10 @@ ForwardMemory forward_memory(const Problem& problem, const HopperForm& form, con
       operand->nvfp4.codes = saved.take<std::uint8_t>(heads_slots * problem.head_dim / 2);
       operand->nvfp4.scales = saved.take<std::uint8_t>(heads_slots * problem.head_dim / 16);
     }
-    if (!form.nvfp4 || options.training) operand->rows = kept.take<std::uint8_t>(heads_slots * problem.head_dim);
+    if (form.nvfp4 && values_kept)
+      operand->rows16 = saved.take<std::uint16_t>(heads_slots * problem.head_dim);
+    else if (!form.nvfp4 || options.training)
+      operand->rows = kept.take<std::uint8_t>(heads_slots * problem.head_dim);
     operand->exponents = kept.take<std::uint8_t>(heads_slots);
   }
   memory.v.transposed = workspace.take<std::uint8_t>(key_slots * problem.head_dim);

@@ -14,6 +14,7 @@ namespace flamia::cuda {
 /// Codes and exponents of one operand; layouts of sm90/layout.hpp. Null: this call does not need it.
 struct OperandMemory {
   std::uint8_t* rows = nullptr;
+  std::uint16_t* rows16 = nullptr;  // the codes' values in BF16
   std::uint8_t* transposed = nullptr;
   std::uint8_t* exponents = nullptr;         // [heads][slots]
   std::uint8_t* prefix_exponents = nullptr;  // [heads][slots]
@@ -62,7 +63,7 @@ struct BackwardMemory {
   Int8Memory d_out8;                    // instead, for INT8
   float* row_lse = nullptr;             // INT8: m + log2 l, [query_heads][slots]
   std::uint16_t* d_parts = nullptr;     // INT8: -D in three parts, [query_heads][slots][8]
-  std::uint16_t* query16 = nullptr;     // Q as BF16 values, rows16; null unless dS is BF16
+  std::uint16_t* query16 = nullptr;     // Q as BF16 values, rows16; null unless dS is BF16, and where they are saved
   std::uint16_t* key16 = nullptr;       // the same of K, in deterministic mode
   std::uint16_t* key_scores = nullptr;  // K of NVFP4 scores as FP16 values, rows_f16 (Q's are saved), in deterministic mode
   float* d_prime = nullptr;             // D', [query_heads][slots]
