@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "numerics/exponent.hpp"
 #include "recipe/names.hpp"
 
 namespace flamia::recipe {
@@ -97,7 +98,8 @@ constexpr TextField form_field(const char* key) {
   return {key,
           "a form such as e4m3/32xall/ue8m0/ceil: element (e4m3, e5m2, e2m1, int8), group (tensor, head, constant or rows x "
           "columns), scale (ue8m0, e4m3, f32, none), "
-          "rule (ceil, floor, amax, amax_or_smaller, two_level, none), with /sticky, /sticky+2 (headroom) or /x0.5 (tensor scale) "
+          "rule (ceil, floor, amax, amax_or_smaller, two_level, none), with /sticky, /sticky+2 (headroom, 0 to 4) or /x0.5 (tensor "
+          "scale) "
           "behind it; or bf16",
           [](const Recipe& r) { return form_text(r.*Operand.*Use); },
           [](std::string_view text, Recipe* r) { return read_form(text, &(r->*Operand.*Use)); }};
@@ -333,10 +335,11 @@ constexpr TextField kShorthands[] = {
      [](std::string_view text, R* r) {
        int headroom = 0;
        if (!read_headroom(text, &headroom)) return false;
+       bool taken = false;  // then the rules judge it
        for (O* policy : {&r->k, &r->v})
          for (Quantisation* f : {&policy->first, &policy->second})
-           if (can_stick(*f)) f->headroom = static_cast<std::int8_t>(headroom);
-       return true;
+           if (can_stick(*f)) f->headroom = static_cast<std::int8_t>(headroom), taken = true;
+       return taken || (headroom >= 0 && headroom <= numerics::kMostHeadroom);
      }},
     {"rule", "ceil or floor (every power-of-two scale)",
      [](const R& r) { return common_text(r, true, [](const Quantisation& f) { return is_power_rule(f) ? word_of(f.rule) : ""; }); },

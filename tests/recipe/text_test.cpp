@@ -153,6 +153,7 @@ TEST(Errors, NameTheFieldAndWhatIsNear) {
   for (const char* part : {"sticky+", "sticky2", "sticky+200", "+", "sticky+1+1"})
     EXPECT_THAT(parse_error(std::string("mxfp8 k1=e4m3/1xall/ue8m0/ceil/") + part), HasSubstr("k1 is"));
   EXPECT_THAT(parse_error("mxfp8-exact headroom=two"), HasSubstr("0 to 4"));
+  EXPECT_THAT(parse_error("bf16 headroom=7"), HasSubstr("0 to 4"));  // where nothing can be sticky, too
   EXPECT_THAT(parse_error("mxfp8 q1=e4m3/99999999999xall/ue8m0/ceil"), HasSubstr("q1 is"));
   // nobody reads a message of a megabyte
   const std::string long_word(60000, 'm');

@@ -13,7 +13,7 @@ struct TileShape {
   std::int64_t q0, k0;  // first query and key, positions in the document
   int queries, keys;    // clipped to the document
   int width;            // queries rounded up to whole vectors
-  bool right_cut;       // the right edge of the mask (the diagonal) runs through the tile
+  bool right_cut;       // the right edge of the mask (the diagonal) runs through the tile, as if the document filled it
 };
 
 FLAMIA_FN std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
@@ -29,7 +29,7 @@ static TileShape place_tile(const Settings& s, const Document& document, std::in
   t.queries = clipped(document.length - t.q0, kTile);
   t.keys = clipped(document.length - t.k0, kTile);
   t.width = (t.queries + 15) / 16 * 16;
-  t.right_cut = t.k0 + t.keys - 1 > t.q0 + s.reach.right;
+  t.right_cut = t.k0 + kTile - 1 > t.q0 + s.reach.right;  // by position alone: whether tokens follow must change nothing
   for (int j = 0; j < t.keys; ++j) {
     const schedule::Interval queries = schedule::seeing_queries(s.reach, t.k0 + j, document.length);
     rows.first[j] = clipped(queries.begin - t.q0, t.queries);
