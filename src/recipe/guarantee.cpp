@@ -61,14 +61,20 @@ class Collector {
     out_->reasons.push_back(why);
   }
 
-  void add(const Place& place, const SafetyPolicy& safety) {
+  void add(const Place& place, const Recipe& recipe) {
+    const SafetyPolicy& safety = recipe.safety;
     const bool of_tile = place.row.operand == Operand::p || place.row.operand == Operand::d_s;
     const bool per_key = (safety.fold_v_diagonal && place.row.operand == Operand::v) ||
                          (safety.fold_k && place.row.operand == Operand::k && place.is_second);
     // Per key on the diagonal no block crosses the mask's edge; the first level of forms over all channels stays that of 128 tokens.
     const bool first_level =
         place.form.rule == ScaleRule::two_level && (place.form.group.rows == 1 || place.form.group.columns == 0);
-    if (per_key && !first_level && place.form.group.rows > 0 && kTile % place.form.group.rows == 0) return;
+    if (per_key && !first_level && place.form.group.rows > 0 && kTile % place.form.group.rows == 0) {
+      if (place.is_second && recipe.accumulation.dq_f16 && place.form.group.rows > 1)
+        add(rows_sharing(place.form, of_tile), {&out_->d_q},
+            name_of(place) + " (" + form_text(place.form) + ") sets the pre-scale of dQ's FP16 sums by its block");
+      return;
+    }
     const Reach reach = rows_sharing(place.form, of_tile);
     Guarantee& g = *out_;
     const std::string why = name_of(place) + " (" + form_text(place.form) + ") shares a scale over " + text_of(reach);
@@ -120,13 +126,13 @@ Guarantee guarantee(const Recipe& recipe) {
     if (place.is_second && place.form == policy_of(recipe, place.row.operand).first && place.row.operand != Operand::d_s) {
       // the same copy: one line in the reasons, both effects
       Guarantee second;
-      Collector(&second).add(place, recipe.safety);
+      Collector(&second).add(place, recipe);
       made.outputs = farther(made.outputs, second.outputs);
       made.d_q = farther(made.d_q, second.d_q);
       made.look_back = farther(made.look_back, second.look_back);
       continue;
     }
-    collect.add(place, recipe.safety);
+    collect.add(place, recipe);
   }
   made.sticky = recipe.k.first.sticky || recipe.k.second.sticky || recipe.v.first.sticky || recipe.v.second.sticky;
   if (recipe.trains && recipe.one_ds_payload)

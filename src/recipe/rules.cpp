@@ -152,6 +152,11 @@ constexpr RecipeRule kRecipeRules[] = {
      },
      "dS in BF16 has no scale, so it is rounded once for both products: two payloads of it are a contradiction; set payloads=1, or "
      "write ds=bf16"},
+    {[](const Recipe& r) {
+       const auto whole = [](const Quantisation& form) { return form.group.kind == Kind::tensor; };
+       return r.trains && whole(r.d_s.first) != whole(r.d_s.second);
+     },
+     "a scale of dS for the tensor is found before dS is made and is part of both payloads; give it to ds1 and ds2, or to neither"},
     {[](const Recipe& r) { return r.one_ds_payload && r.d_s.first != r.d_s.second; },
      "one payload of dS serves both products, so both forms must be equal; set payloads=2 or make ds1 and ds2 equal"},
     {[](const Recipe& r) {

@@ -51,6 +51,8 @@ INSTANTIATE_TEST_SUITE_P(
         Broken{"mxfp8 ds1=e4m3/1x128/ue8m0/ceil/sticky", "P and dS live in one tile"},
         Broken{"mxfp8-exact headroom=5", "0 to 4 binades"}, Broken{"mxfp8-exact headroom=-1", "0 to 4 binades"},
         Broken{"mxfp8 headroom=1", "give it with sticky=on"},
+        Broken{"fp8-tensor ds1=e4m3/tensor/ue8m0/floor ds2=e4m3/64x1/ue8m0/ceil", "give it to ds1 and ds2, or to neither"},
+        Broken{"mxfp8-exact ds=e4m3 ds2=e4m3/tensor/ue8m0/ceil", "give it to ds1 and ds2, or to neither"},
         Broken{"mxfp8 k1=e4m3/1xall/f32/amax/sticky+1 k2=e4m3/1xall/f32/amax/sticky+1", "power-of-two scales (ue8m0)"},
         Broken{"mxfp8 exp2=mitchell", "approximations for inference"}, Broken{"mxfp8 exp2=direct", "approximations for inference"},
         Broken{"mxfp8 poly=5:2", "degree 2, 3 or 4"}, Broken{"mxfp8 poly=3:17", "0 to 16 sixteenths"},
@@ -371,6 +373,10 @@ TEST(Guarantees, BlocksTensorsAndTraps) {
   EXPECT_EQ(guarantee(parsed("sage3-exact fold-v=off")).outputs, (Reach{Reach::Kind::block, 16}));
   EXPECT_EQ(guarantee(parsed("mxfp8 fold-v=on fold-k=on")).outputs, kBlock32);  // K in S
   EXPECT_EQ(guarantee(parsed("mxfp8-exact v1=e4m3/32xall/ue8m0/ceil v2=e4m3/32xall/ue8m0/ceil fold-v=on")).outputs, kNone);
+  EXPECT_EQ(guarantee(parsed("mxfp8-exact v1=e4m3/32xall/ue8m0/ceil v2=e4m3/32xall/ue8m0/ceil fold-v=on")).d_q,
+            kBlock32);  // FP16's pre-scale
+  EXPECT_EQ(guarantee(parsed("mxfp8-exact k2=e4m3/32xall/ue8m0/ceil fold-k=on")).d_q, kBlock32);
+  EXPECT_EQ(guarantee(parsed("mxfp8-exact k2=e4m3/32xall/ue8m0/ceil fold-k=on dq=f32")).d_q, kNone);
   EXPECT_EQ(guarantee(parsed("nvfp4-full")).outputs, (Reach{Reach::Kind::block, 16}));
   EXPECT_EQ(guarantee(parsed("nvfp4-full")).d_q, (Reach{Reach::Kind::block, 128}));  // the first level of dO
   EXPECT_EQ(guarantee(parsed("sagebwd smooth-k=off")).look_back, (Reach{Reach::Kind::block, 128}));
