@@ -113,6 +113,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, *, causal
             raise TypeError(f"{name} has the layout {x.layout} but must be dense; of nested tensors pass values() and offsets().int()")
     if not isinstance(recipe, (str, Recipe)):
         raise TypeError(f"recipe is a {type(recipe).__name__} but must be a name such as \"mxfp8\" or a flamia.Recipe")
+    if not isinstance(causal, (bool, torch.SymBool)):  # None would be False: every token would see the later ones
+        raise TypeError(f"causal is a {type(causal).__name__} but must be True or False")
     _refuse_transforms(q, k, v)
     shape = q.shape
     if len(shape) == 4:

@@ -120,6 +120,8 @@ BAD = {
     "a scale beyond float": ({"scale": 1e39}, ValueError, r"1e\+39"),
     "infinite scale": ({"scale": float("inf")}, ValueError, "positive"),
     "scale as text": ({"scale": "0.1"}, TypeError, "number"),
+    "causal as None": ({"causal": None}, TypeError, "causal is a NoneType"),
+    "causal as a number": ({"causal": 2}, TypeError, "causal is a int"),
     "scale as bool": ({"scale": True}, TypeError, "bool"),
 }
 
