@@ -35,8 +35,7 @@ std::vector<std::string> cpu_gaps(const Recipe& recipe) {
 }
 
 /// NVFP4 as the quantiser of the GPU writes it for the scores, beside the E4M3 codes of the other product.
-constexpr Quantisation kHopperNvfp4{
-    Element::e2m1, {Group::Kind::blocks, 1, 16}, ScaleType::e4m3, ScaleRule::amax_or_smaller, false, 0, 1.f};
+constexpr Quantisation kHopperNvfp4{Element::e2m1, {Group::Kind::blocks, 1, 16}, ScaleType::e4m3, ScaleRule::amax_or_smaller};
 
 /// One quantised form that serves both products, as the quantiser of the GPU writes it; or NVFP4 for the scores.
 void check_hopper_operand(const char* name, const OperandPolicy& policy, bool may_be_sticky, bool nvfp4, Gaps& gaps) {
@@ -65,7 +64,7 @@ std::vector<std::string> hopper_int8_gaps(const Recipe& recipe) {
 /// NVFP4 with smoothing: a kernel of its own, for inference.
 std::vector<std::string> hopper_smoothed_gaps(const Recipe& recipe) {
   const auto nvfp4 = [](int rows, int columns, ScaleRule rule) {
-    return Quantisation{Element::e2m1, {Group::Kind::blocks, rows, columns}, ScaleType::e4m3, rule, false, 0, 1.f};
+    return Quantisation{Element::e2m1, {Group::Kind::blocks, rows, columns}, ScaleType::e4m3, rule};
   };
   Gaps gaps;
   gaps.unless(recipe.smoothing.q && recipe.smoothing.k, "one of Q and K is smoothed and the other is not");

@@ -57,10 +57,8 @@ bool read_group(std::string_view text, Group* group) {
 
 /// "sticky", "sticky+2"; "+2" of a form that is not sticky, which the rules refuse.
 std::string sticky_text(const Quantisation& form) {
-  return (form.sticky          ? "/sticky"
-          : form.headroom != 0 ? "/"
-                               : "") +
-         (form.headroom != 0 ? "+" + std::to_string(form.headroom) : std::string());
+  if (!form.sticky && form.headroom == 0) return "";
+  return std::string(form.sticky ? "/sticky" : "/") + (form.headroom != 0 ? "+" + std::to_string(form.headroom) : "");
 }
 bool read_sticky(std::string_view part, Quantisation* form) {
   constexpr std::string_view kSticky = "sticky";
@@ -97,10 +95,8 @@ template <auto Operand, auto Use>
 constexpr TextField form_field(const char* key) {
   return {key,
           "a form such as e4m3/32xall/ue8m0/ceil: element (e4m3, e5m2, e2m1, int8), group (tensor, head, constant or rows x "
-          "columns), scale (ue8m0, e4m3, f32, none), "
-          "rule (ceil, floor, amax, amax_or_smaller, two_level, none), with /sticky, /sticky+2 (headroom, 0 to 4) or /x0.5 (tensor "
-          "scale) "
-          "behind it; or bf16",
+          "columns), scale (ue8m0, e4m3, f32, none), rule (ceil, floor, amax, amax_or_smaller, two_level, none), with /sticky, "
+          "/sticky+2 (headroom, 0 to 4) or /x0.5 (tensor scale) behind it; or bf16",
           [](const Recipe& r) { return form_text(r.*Operand.*Use); },
           [](std::string_view text, Recipe* r) { return read_form(text, &(r->*Operand.*Use)); }};
 }
@@ -192,18 +188,27 @@ void each_form(MaybeConstRecipe& r, bool with_ds, Visit visit) {
   if (with_ds) visit(r.d_s.first), visit(r.d_s.second);
 }
 
-/// The text that all forms for which `text` is not empty agree on; "" if they do not.
+/// The text that all who have one agree on; "" if they do not.
+class Agreed {
+ public:
+  void add(const std::string& own) {
+    if (own.empty()) return;
+    agree_ = agree_ && (common_.empty() || common_ == own);
+    common_ = own;
+  }
+  std::string text() const { return agree_ ? common_ : ""; }
+
+ private:
+  std::string common_;
+  bool agree_ = true;
+};
+
+/// What the forms agree on for which `text` is not empty.
 template <class Text>
 std::string common_text(const Recipe& r, bool with_ds, Text text) {
-  std::string common;
-  bool agree = true;
-  each_form(r, with_ds, [&](const Quantisation& form) {
-    const std::string own = text(form);
-    if (own.empty()) return;
-    agree = agree && (common.empty() || common == own);
-    common = own;
-  });
-  return agree ? common : "";
+  Agreed common;
+  each_form(r, with_ds, [&](const Quantisation& form) { common.add(text(form)); });
+  return common.text();
 }
 
 bool is_power_rule(const Quantisation& f) { return f.rule == ScaleRule::ceil || f.rule == ScaleRule::floor; }
@@ -211,7 +216,13 @@ bool is_token_group(const Quantisation& f) {
   return f.group.kind == Group::Kind::blocks && f.group.columns == 0 && f.group.rows > 0;
 }
 bool is_nvfp4(const Quantisation& f) { return f.element == Element::e2m1 && f.scale == ScaleType::e4m3; }
-bool can_stick(const Quantisation& f) { return f.group.kind == Group::Kind::blocks && f.scale == ScaleType::ue8m0; }
+/// Calls visit(form) for the forms of K and V that `sticky` and `headroom` speak of.
+template <class MaybeConstRecipe, class Visit>
+void each_that_can_stick(MaybeConstRecipe& r, Visit visit) {
+  for (auto* policy : {&r.k, &r.v})
+    for (auto* form : {&policy->first, &policy->second})
+      if (form->group.kind == Group::Kind::blocks && form->scale == ScaleType::ue8m0) visit(*form);
+}
 
 /// dS in two payloads of E4M3: for dQ one exponent per query and 128 keys, for dK one per key and 64 queries.
 constexpr Quantisation ds_payload(int rows, int columns) {
@@ -302,43 +313,28 @@ constexpr TextField kShorthands[] = {
      }},
     {"sticky", "on or off (power-of-two scales of K and V)",
      [](const R& r) {
-       std::string common;
-       for (const O* policy : {&r.k, &r.v})
-         for (const Quantisation* f : {&policy->first, &policy->second}) {
-           const std::string own = !can_stick(*f) ? "" : f->sticky ? "on" : "off";
-           if (!own.empty() && !common.empty() && own != common) return std::string();
-           if (!own.empty()) common = own;
-         }
-       return common;
+       Agreed common;
+       each_that_can_stick(r, [&](const Quantisation& f) { common.add(f.sticky ? "on" : "off"); });
+       return common.text();
      },
      [](std::string_view text, R* r) {
-       for (O* policy : {&r->k, &r->v})
-         for (Quantisation* f : {&policy->first, &policy->second}) {
-           if (!can_stick(*f)) continue;
-           f->sticky = text == "on";
-           if (!f->sticky) f->headroom = 0;
-         }
+       each_that_can_stick(*r, [text](Quantisation& f) {
+         f.sticky = text == "on";
+         if (!f.sticky) f.headroom = 0;
+       });
        return text == "on" || text == "off";
      }},
     {"headroom", "0 to 4 (binades that sticky exponents begin above the first token's)",
      [](const R& r) {
-       std::string common;
-       for (const O* policy : {&r.k, &r.v})
-         for (const Quantisation* f : {&policy->first, &policy->second}) {
-           if (!can_stick(*f)) continue;
-           const std::string own = std::to_string(f->headroom);
-           if (!common.empty() && own != common) return std::string();
-           common = own;
-         }
-       return common;
+       Agreed common;
+       each_that_can_stick(r, [&](const Quantisation& f) { common.add(std::to_string(f.headroom)); });
+       return common.text();
      },
      [](std::string_view text, R* r) {
        int headroom = 0;
        if (!read_headroom(text, &headroom)) return false;
        bool taken = false;  // then the rules judge it
-       for (O* policy : {&r->k, &r->v})
-         for (Quantisation* f : {&policy->first, &policy->second})
-           if (can_stick(*f)) f->headroom = static_cast<std::int8_t>(headroom), taken = true;
+       each_that_can_stick(*r, [&](Quantisation& f) { f.headroom = static_cast<std::int8_t>(headroom), taken = true; });
        return taken || (headroom >= 0 && headroom <= numerics::kMostHeadroom);
      }},
     {"rule", "ceil or floor (every power-of-two scale)",

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/backend/backward_call.hpp"
 #include "kernels/cuda/backend/forward_call.hpp"
+#include "support/slots.hpp"
 #include "support/training.hpp"
 
 namespace flamia::test {
@@ -99,7 +100,7 @@ Difference difference(const Input& in, const Codes& codes, std::int64_t shift = 
           }
         }
       }
-      slot_start += (length + sm90::kSlotAlign - 1) / sm90::kSlotAlign * sm90::kSlotAlign;
+      slot_start += padded_slots(length);
     }
   }
   return d;

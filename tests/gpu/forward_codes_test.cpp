@@ -3,6 +3,7 @@
 // core's accumulator. What may differ: exp2's last bit moves a code across a rounding boundary. Share and cause are printed.
 #include "kernels/cuda/backend/forward_call.hpp"
 #include "support/attention.hpp"
+#include "support/slots.hpp"
 
 namespace flamia::test {
 namespace {
@@ -65,7 +66,7 @@ std::vector<float> gpu_codes(const Input& in, const Recipe& recipe) {
               numerics::decode<numerics::kE4M3>(code[static_cast<std::size_t>(row * keys + j)]) * std::exp2(steps);
         }
       }
-      slot += (range.length + sm90::kSlotAlign - 1) / sm90::kSlotAlign * sm90::kSlotAlign;
+      slot += padded_slots(range.length);
     }
   }
   return found;

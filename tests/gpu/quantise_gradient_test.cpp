@@ -101,7 +101,7 @@ Results expected(const Case& c, const Packing& packing, const Inputs& in, std::i
       want.z[static_cast<std::size_t>(head * slots + slot)] = static_cast<std::int16_t>(r.z);
     };
     for (const schedule::DocumentRange& range : documents.ranges()) {
-      const std::int64_t padded = (range.length + sm90::kSlotAlign - 1) / sm90::kSlotAlign * sm90::kSlotAlign;
+      const std::int64_t padded = padded_slots(range.length);
       for (std::int64_t p = 0; p < padded; ++p) {
         if (p >= range.length) {
           put(start + p, {0.f, 0});
@@ -132,7 +132,7 @@ std::vector<float> by_slot(const Case& c, const Packing& packing, const std::vec
       const std::int64_t length = packing.cu_seqlens[static_cast<std::size_t>(b + 1)] - first;
       for (std::int64_t p = 0; p < length; ++p)
         moved[static_cast<std::size_t>(head * slots + start + p)] = l[static_cast<std::size_t>(head * packing.tokens + first + p)];
-      start += (length + sm90::kSlotAlign - 1) / sm90::kSlotAlign * sm90::kSlotAlign;
+      start += padded_slots(length);
     }
   }
   return moved;
@@ -206,8 +206,7 @@ void compare(const Case& c, const Packing& packing, Random& random, bool wild = 
   std::vector<std::uint8_t> wanted_bytes;  // of one head's accumulator, a slot each
   for (std::size_t b = 1; b < packing.cu_seqlens.size(); ++b) {
     const std::int64_t length = packing.cu_seqlens[b] - packing.cu_seqlens[b - 1];
-    wanted_bytes.insert(wanted_bytes.end(),
-                        static_cast<std::size_t>((length + sm90::kSlotAlign - 1) / sm90::kSlotAlign * sm90::kSlotAlign),
+    wanted_bytes.insert(wanted_bytes.end(), static_cast<std::size_t>(padded_slots(length)),
                         length > c.untouched_tokens ? kCleared : kKept);
   }
   wanted_bytes.insert(wanted_bytes.end(), sm90::kTailSlots, c.untouched_tokens < 0 ? kCleared : kKept);

@@ -64,21 +64,21 @@ struct OnDevice : DeviceOperand {
     p.head_dim = c.dim;
     p.slots = slots;
     p.used_slots = &view.totals->slots;
-    const Status status = quantize::gpu::launch_expand_nvfp4(p, nullptr);
-    EXPECT_TRUE(status.ok()) << status.message();
-    cuda_ok(cudaDeviceSynchronize());
-    return made.download();
+    return downloaded(quantize::gpu::launch_expand_nvfp4(p, nullptr), made);
   }
   /// Values in BF16, from the E4M3 codes and exponents.
   std::vector<std::uint16_t> dequantise(const Case& c) const {
     DeviceBuffer<std::uint16_t> made(c.heads * slots * c.dim);
+    made.poison();
     quantize::gpu::DequantiseParams p;
     p.operands[0] = {rows.get(), params.exponents, made.get(), c.heads};
     p.head_dim = c.dim;
     p.slots = slots;
     p.used_slots = &view.totals->slots;
-    const Status status = quantize::gpu::launch_dequantise(p, nullptr);
-    EXPECT_TRUE(status.ok()) << status.message();
+    return downloaded(quantize::gpu::launch_dequantise(p, nullptr), made);
+  }
+  static std::vector<std::uint16_t> downloaded(const Status& launched, const DeviceBuffer<std::uint16_t>& made) {
+    EXPECT_TRUE(launched.ok()) << launched.message();
     cuda_ok(cudaDeviceSynchronize());
     return made.download();
   }
@@ -118,7 +118,7 @@ Wrong compare(const Case& c, const Packing& packing, const std::vector<std::uint
   for (std::int64_t head = 0; head < c.heads; ++head) {
     std::int64_t slot = 0;
     for (const schedule::DocumentRange& range : documents.ranges()) {
-      const std::int64_t padded = (range.length + sm90::kSlotAlign - 1) / sm90::kSlotAlign * sm90::kSlotAlign;
+      const std::int64_t padded = padded_slots(range.length);
       for (std::int64_t p = 0; p < padded; ++p, ++slot) {
         const std::int64_t row = (range.start + p) * c.heads + head, here = head * device.slots + slot;
         const bool token = p < range.length;
@@ -171,7 +171,7 @@ void check(const Case& c, const Packing& packing, Random& random) {
     const std::vector<std::uint16_t> values = device.rows16.download(), expected = plain.dequantise(c);
     std::int64_t used = 0, different = 0;
     for (std::size_t d = 1; d < packing.cu_seqlens.size(); ++d)
-      used += (packing.cu_seqlens[d] - packing.cu_seqlens[d - 1] + sm90::kSlotAlign - 1) / sm90::kSlotAlign * sm90::kSlotAlign;
+      used += padded_slots(packing.cu_seqlens[d] - packing.cu_seqlens[d - 1]);
     for (std::int64_t head = 0; head < c.heads; ++head)
       for (std::int64_t i = head * device.slots * c.dim; i < (head * device.slots + used) * c.dim; ++i)
         different += values[static_cast<std::size_t>(i)] != expected[static_cast<std::size_t>(i)];

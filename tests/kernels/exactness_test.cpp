@@ -184,13 +184,9 @@ TEST(Exactness, ADocumentsEndChangesNoBit) {
     for (const auto member : {&Input::q, &Input::k, &Input::v, &Input::d_o})
       std::copy_n((whole.*member).begin(), (part.*member).size(), (part.*member).begin());
     const Result all = run(whole, recipe(name)), few = run(part, recipe(name));
-    const auto rows = [n](const std::vector<float>& x, const std::vector<float>& y) {  // of the first n tokens
-      std::size_t count = 0;
-      for (std::size_t i = 0; i < y.size(); ++i) count += numerics::bits_of(x[i]) != numerics::bits_of(y[i]);
-      EXPECT_EQ(static_cast<std::int64_t>(y.size()) % n, 0);
-      return count;
-    };
-    std::size_t count = rows(all.o, few.o) + rows(all.d_q, few.d_q);
+    EXPECT_EQ(few.o.size() * 300, all.o.size() * static_cast<std::size_t>(n));
+    EXPECT_EQ(few.d_q.size() * 300, all.d_q.size() * static_cast<std::size_t>(n));
+    std::size_t count = changed(few.o, all.o, 0, n, n) + changed(few.d_q, all.d_q, 0, n, n);
     for (int head = 0; head < 2; ++head)
       for (std::int64_t i = 0; i < n; ++i)
         count += numerics::bits_of(all.lse[static_cast<std::size_t>(head * 300 + i)]) !=

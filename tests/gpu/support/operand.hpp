@@ -13,6 +13,7 @@
 #include "schedule/documents.hpp"
 #include "support/device.hpp"
 #include "support/packing.hpp"
+#include "support/slots.hpp"
 
 namespace flamia::test {
 
@@ -129,7 +130,7 @@ inline DeviceImage device_image(const quantize::QuantisedTensor& host, const sch
     const std::uint8_t whole = host.scales.empty() ? 0 : host.scales[0];
     for (const schedule::DocumentRange& range : documents.ranges()) {
       std::uint8_t greatest = 0;
-      const std::int64_t padded = (range.length + sm90::kSlotAlign - 1) / sm90::kSlotAlign * sm90::kSlotAlign;
+      const std::int64_t padded = padded_slots(range.length);
       for (std::int64_t p = 0; p < padded; ++p, ++slot) {
         if (p < range.length) {
           if (options.group == quantize::gpu::Group::tensor)

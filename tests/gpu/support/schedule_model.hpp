@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "schedule/cuda/schedule.hpp"
+#include "support/slots.hpp"
 
 namespace flamia::test {
 
@@ -72,7 +73,7 @@ inline ScheduleModel model_schedule(const schedule::gpu::Shape& shape, const std
     for (std::int32_t p = 0; p < length; p += sm90::kBlock) model.blocks.push_back({reached + p, slot + p, p, length});
     totals.documents += length > 0;
     totals.longest = std::max(totals.longest, length);
-    slot += (length + sm90::kSlotAlign - 1) / sm90::kSlotAlign * sm90::kSlotAlign;
+    slot += static_cast<std::int32_t>(padded_slots(length));
     reached = end;
   }
   totals.covered_end = reached;

@@ -94,15 +94,16 @@ ForwardMemory forward_memory(const Problem& problem, const HopperForm& form, con
     if (form.nvfp4) {
       operand->nvfp4.halves = (values_kept ? saved : workspace).take<std::uint16_t>(heads_slots * problem.head_dim);
       operand->nvfp4.exponents = workspace.take<std::uint8_t>(heads_slots);
-    }
-    if (form.nvfp4 && options.training && !values_kept) {
-      operand->nvfp4.codes = saved.take<std::uint8_t>(heads_slots * problem.head_dim / 2);
-      operand->nvfp4.scales = saved.take<std::uint8_t>(heads_slots * problem.head_dim / 16);
-    }
-    if (form.nvfp4 && values_kept)
-      operand->rows16 = saved.take<std::uint16_t>(heads_slots * problem.head_dim);
-    else if (!form.nvfp4 || options.training)
+      if (values_kept) {
+        operand->rows16 = saved.take<std::uint16_t>(heads_slots * problem.head_dim);
+      } else if (options.training) {
+        operand->nvfp4.codes = saved.take<std::uint8_t>(heads_slots * problem.head_dim / 2);
+        operand->nvfp4.scales = saved.take<std::uint8_t>(heads_slots * problem.head_dim / 16);
+        operand->rows = saved.take<std::uint8_t>(heads_slots * problem.head_dim);
+      }
+    } else {
       operand->rows = kept.take<std::uint8_t>(heads_slots * problem.head_dim);
+    }
     operand->exponents = kept.take<std::uint8_t>(heads_slots);
   }
   memory.v.transposed = workspace.take<std::uint8_t>(key_slots * problem.head_dim);

@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kScanThreads)
 }  // namespace
 
 cudaError_t launch_prepare(const BackwardParams& params, const BackwardConfig& config, int multiprocessors, cudaStream_t stream) {
-  // Half of the threads where Q's values are made beside this one.
+  // Half of the threads where values of Q or K are made beside this one.
   const int blocks_per_multiprocessor = config.scale_group == ScaleGroup::nvfp4 && !config.deterministic ? 16 : 8;
   const int blocks = multiprocessors * blocks_per_multiprocessor;
   const bool scaled_partials = config.partials == PartialFormat::f16;
